@@ -1,0 +1,346 @@
+"""The only doors to a connection, `read`, `write` and `alter`; it knows drivers' faults and no query of the product.
+
+Each door hands its work the connection and the store's shape, and turns a fault of the database into an error with a
+known answer.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import event
+from sqlalchemy.exc import DBAPIError, DisconnectionError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from sidecar import dsn
+from sidecar.config import Config
+from sidecar.errors import Busy, DatabaseUnavailable, ReadOnly, SidecarError, TaskStoreMissing, TombstonesUnavailable
+from tombstones.table import Shape, create_side_tables, introspect
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Work = Callable[Concatenate[AsyncConnection, Shape, P], Awaitable[T]]
+
+POOL_WAIT_SECONDS = 2.0
+LOCK_WAIT_SECONDS = 2.0
+# How long a schema is believed; a migration beside us is seen after that, or at the first statement it breaks.
+SHAPE_SECONDS = 1.0
+# How long a refused creation of our tables is not tried again by a read; a DELETE always tries.
+CREATION_PAUSE_SECONDS = 30.0
+_SQLITE_STEPS_BETWEEN_CHECKS = 50_000
+RETRY_AFTER = {"Retry-After": "2"}
+
+
+class Database:
+    """The task database of one sidecar. A given engine stays its owner's: it is used and never disposed."""
+
+    def __init__(self, config: Config, engine: AsyncEngine | None = None) -> None:
+        schema, _, name = config.tasks_table.rpartition(".")
+        self._name, self._schema = name, schema or None
+        self._dsn = dsn.parse(config.database_url)
+        self._owns_engine = engine is None
+        self._engine = engine or _create_engine(self._dsn, config)
+        self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._shape: Shape | None = None
+        self._shape_read_at = 0.0
+        self._may_create_after = 0.0
+        self._creating = asyncio.Lock()
+        self._writes: set[asyncio.Task[Any]] = set()
+
+    async def close(self) -> None:
+        """Waits for the writes under way, then closes our connections."""
+        await asyncio.gather(*self._writes, return_exceptions=True)
+        if self._owns_engine:
+            await self._engine.dispose()
+
+    async def read(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs a reader on an autocommit connection. Raises a SidecarError for every fault of the database."""
+        try:
+            return await self._read(work, *args, **kwargs)
+        except (SQLAlchemyError, OSError) as error:
+            if not _is_stale(error):
+                raise self._fault(error) from error
+        self._shape = None
+        try:
+            return await self._read(work, *args, **kwargs)
+        except (SQLAlchemyError, OSError) as error:
+            raise self._fault(error) from error
+
+    async def write(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs a writer in one durable transaction, to its end even when the caller is cancelled.
+
+        Raises a SidecarError for every fault of the database; anything the writer raises rolls back.
+        """
+        running = asyncio.ensure_future(self._write(work, *args, **kwargs))
+        self._writes.add(running)
+        running.add_done_callback(self._writes.discard)
+        return await asyncio.shield(running)
+
+    async def shape(self) -> Shape:
+        """The store as it stands now, with nothing created. Raises a SidecarError when it cannot be read."""
+        return await self.read(_same_shape)
+
+    async def alter(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs DDL on an autocommit connection, which it does not share: its session settings go with it.
+
+        Raises a SidecarError for every fault of the database.
+        """
+        try:
+            async with self._reading.connect() as conn:
+                shape = self._usable(await introspect(conn, self._name, self._schema))
+                try:
+                    return await work(conn, shape, *args, **kwargs)
+                finally:
+                    await conn.invalidate()
+        except (SQLAlchemyError, OSError) as error:
+            raise self._fault(error, writing=True) from error
+        finally:
+            self._shape = None
+
+    async def _read(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        shape = await self._current_shape()
+        async with self._reading.connect() as conn:
+            return await work(conn, shape, *args, **kwargs)
+
+    async def _write(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        committing = False
+        try:
+            await self._create_side_tables(await self._introspected())
+            async with self._transaction() as conn:
+                # the SDK's side tables may have come since: a deletion must not miss them
+                shape = self._usable(await introspect(conn, self._name, self._schema))
+                result = await work(conn, shape, *args, **kwargs)
+                committing = True
+            return result
+        except (SQLAlchemyError, OSError) as error:
+            fault = self._fault(error, writing=True)
+            if committing and isinstance(fault, DatabaseUnavailable):
+                raise DatabaseUnavailable(
+                    "The connection was lost during the commit: the outcome is unknown. Repeating the request is safe.",
+                    RETRY_AFTER,
+                ) from error
+            raise fault from error
+
+    @asynccontextmanager
+    async def _transaction(self, lock_wait: float = LOCK_WAIT_SECONDS) -> AsyncIterator[AsyncConnection]:
+        """A durable write transaction: it waits for locks at most that long and commits on a clean exit."""
+        async with self._engine.connect() as conn:
+            if conn.dialect.name == "sqlite":
+                async with _sqlite_transaction(conn, lock_wait):
+                    yield conn
+            else:
+                async with conn.begin():
+                    await conn.exec_driver_sql("SET LOCAL synchronous_commit = on")
+                    await conn.exec_driver_sql(f"SET LOCAL lock_timeout = {int(lock_wait * 1000)}")
+                    yield conn
+
+    async def _introspected(self) -> Shape:
+        async with self._reading.connect() as conn:
+            return self._usable(await introspect(conn, self._name, self._schema))
+
+    async def _current_shape(self) -> Shape:
+        """The shape, at most a second old; the first read of a store without our tables creates them."""
+        if self._shape is not None and time.monotonic() - self._shape_read_at < SHAPE_SECONDS:
+            return self._shape
+        shape = await self._introspected()
+        if shape.missing_side_tables and shape.may_create and time.monotonic() >= self._may_create_after:
+            try:
+                await self._create_side_tables(shape, lock_wait=0.25)
+                shape = await self._introspected()
+            except (SQLAlchemyError, SidecarError):
+                # no table: nothing was ever retired through us, so the read is right without it
+                self._may_create_after = time.monotonic() + CREATION_PAUSE_SECONDS
+        # absence is never believed: another sidecar may create the tables and retire a moment later
+        self._shape = None if shape.missing_side_tables else shape
+        self._shape_read_at = time.monotonic()
+        return shape
+
+    async def _create_side_tables(self, shape: Shape, lock_wait: float = LOCK_WAIT_SECONDS) -> None:
+        """Creates our tables where they are missing, in a transaction of its own. Raises TombstonesUnavailable."""
+        if not shape.missing_side_tables:
+            return
+        try:
+            async with self._creating:
+                shape = await self._introspected()
+                if shape.missing_side_tables:
+                    async with self._transaction(lock_wait) as conn:
+                        await create_side_tables(conn, shape)
+        except DBAPIError as error:
+            fault = self._fault(error, writing=True)
+            if not isinstance(fault, ReadOnly):
+                raise fault from error
+            names = ", ".join(table.fullname for table in shape.missing_side_tables)
+            raise TombstonesUnavailable(
+                f"The role may not create {names}. Run `a2a-sidecar prepare` as the owner of {shape.name}, "
+                "then grant SELECT and INSERT on them (deploy/sql/grants.sql)."
+            ) from error
+
+    def _usable(self, shape: Shape) -> Shape:
+        if not shape.columns:
+            raise TaskStoreMissing(self._missing())
+        if shape.missing_columns:
+            missing = ", ".join(shape.missing_columns)
+            raise TaskStoreMissing(f"The table {shape.name} has no column {missing}: it is no task table of the SDK.")
+        return shape
+
+    def _missing(self) -> str:
+        if self._owns_engine and self._dsn.path is not None and not self._dsn.path.exists():
+            return f"There is no database file {self._dsn.path}. Start the agent, or correct SIDECAR_DATABASE_URL."
+        return f"The database has no table {self._name}. Start the agent, or correct SIDECAR_TASKS_TABLE."
+
+    def _fault(self, error: Exception, *, writing: bool = False) -> SidecarError:
+        """The error that a driver's fault is answered with; one that nobody foresaw is raised as it is."""
+        if isinstance(error, PoolTimeoutError):
+            return Busy("Every database connection is taken. Try again, or raise SIDECAR_POOL_SIZE.", RETRY_AFTER)
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        sqlite_name = getattr(cause, "sqlite_errorname", None)
+        if sqlite_name is not None:
+            return self._sqlite_fault(error, sqlite_name)
+        sqlstate = getattr(cause, "sqlstate", None)
+        if sqlstate is not None:
+            return self._postgres_fault(error, sqlstate, writing)
+        if isinstance(error, OSError) or (isinstance(error, DBAPIError) and error.connection_invalidated):
+            return DatabaseUnavailable("The database does not answer. Try again in a moment.", RETRY_AFTER)
+        if isinstance(error, DBAPIError) and type(cause).__name__ in ("InterfaceError", "InternalClientError"):
+            return DatabaseUnavailable("The connection to the database was lost. Try again in a moment.", RETRY_AFTER)
+        raise error
+
+    def _sqlite_fault(self, error: Exception, name: str) -> SidecarError:
+        if name == "SQLITE_ERROR" and "no such table" in str(error):
+            return TaskStoreMissing(self._missing())
+        if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+            return Busy("The database file is locked by a writer. Try again in a moment.", RETRY_AFTER)
+        if name == "SQLITE_INTERRUPT":
+            return Busy("A statement took longer than SIDECAR_STATEMENT_TIMEOUT.", RETRY_AFTER)
+        if name == "SQLITE_READONLY_DIRECTORY":
+            return ReadOnly("The database is in WAL mode, and SQLite may not create -shm and -wal in its folder.")
+        if name.startswith("SQLITE_READONLY") or name in ("SQLITE_PERM", "SQLITE_AUTH"):
+            return ReadOnly("The database file is read-only for this process. Grant it write permission.")
+        if name.startswith("SQLITE_CANTOPEN"):
+            if self._dsn.path is not None and not self._dsn.path.exists():
+                return TaskStoreMissing(self._missing())
+            return DatabaseUnavailable("The database file cannot be opened. Check its permissions.", RETRY_AFTER)
+        if name.startswith(("SQLITE_IOERR", "SQLITE_FULL", "SQLITE_CORRUPT", "SQLITE_NOTADB")):
+            return DatabaseUnavailable(f"The database file cannot be used ({name}).", RETRY_AFTER)
+        raise error
+
+    def _postgres_fault(self, error: Exception, sqlstate: str, writing: bool) -> SidecarError:
+        if sqlstate == "42P01":
+            return TaskStoreMissing(self._missing())
+        if sqlstate == "42501":
+            return _privilege_fault(str(error), writing)
+        if sqlstate == "25006":
+            return ReadOnly("The database is read-only: a standby, or default_transaction_read_only. Use the primary.")
+        if sqlstate in ("57014", "55P03", "40P01", "40001"):
+            return Busy("A statement waited too long for a lock or took too long. Try again in a moment.", RETRY_AFTER)
+        if sqlstate[:2] in ("08", "28", "53", "57", "58") or sqlstate in ("3D000", "3F000"):
+            return DatabaseUnavailable(f"The database refuses connections (SQLSTATE {sqlstate}).", RETRY_AFTER)
+        raise error
+
+
+def _privilege_fault(message: str, writing: bool) -> SidecarError:
+    """Names what to grant; without SELECT on the tombstones nobody can know what is retired, so reads fail closed."""
+    refused = message.partition("permission denied for ")[2].splitlines()
+    what = refused[0].split("\n")[0] if refused else "the task store"
+    if not writing:
+        return TombstonesUnavailable(f"The role lacks SELECT on {what}. Run the grants of deploy/sql/grants.sql.")
+    return ReadOnly(f"The role lacks a privilege on {what}. Run the grants of deploy/sql/grants.sql.")
+
+
+async def _same_shape(conn: AsyncConnection, shape: Shape) -> Shape:
+    return shape
+
+
+@asynccontextmanager
+async def snapshot(conn: AsyncConnection) -> AsyncIterator[None]:
+    """Several selects that see one state of the database; Python's sqlite3 opens no transaction for a SELECT."""
+    sqlite = conn.dialect.name == "sqlite"
+    await conn.exec_driver_sql("BEGIN" if sqlite else "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    try:
+        yield
+    finally:
+        await conn.exec_driver_sql("ROLLBACK")
+
+
+@asynccontextmanager
+async def _sqlite_transaction(conn: AsyncConnection, lock_wait: float) -> AsyncIterator[None]:
+    """BEGIN IMMEDIATE, since a deferred transaction that reads first fails at once when a producer saves between."""
+    before = [(await conn.exec_driver_sql(f"PRAGMA {name}")).scalar_one() for name in ("synchronous", "busy_timeout")]
+    # neither can change inside a transaction; both are given back, since the connection may be the agent's
+    await conn.exec_driver_sql("PRAGMA synchronous = FULL")
+    await conn.exec_driver_sql(f"PRAGMA busy_timeout = {int(lock_wait * 1000)}")
+    try:
+        await conn.exec_driver_sql("BEGIN IMMEDIATE")
+        try:
+            yield
+            await conn.exec_driver_sql("COMMIT")
+        except BaseException:
+            await conn.exec_driver_sql("ROLLBACK")
+            raise
+    finally:
+        await conn.exec_driver_sql(f"PRAGMA synchronous = {before[0]}")
+        await conn.exec_driver_sql(f"PRAGMA busy_timeout = {before[1]}")
+
+
+def _is_stale(error: Exception) -> bool:
+    """The statement met another schema than the one it was made for: a migration, a dropped table, a cached plan."""
+    cause = error.orig if isinstance(error, DBAPIError) else None
+    if getattr(cause, "sqlstate", None) in ("42703", "42P01", "0A000"):
+        return True
+    return getattr(cause, "sqlite_errorname", "") == "SQLITE_ERROR" and any(
+        sign in str(cause) for sign in ("no such column", "no such table", "has no column")
+    )
+
+
+def _create_engine(source: dsn.Dsn, config: Config) -> AsyncEngine:
+    pool = {"pool_size": config.pool_size, "max_overflow": 0, "pool_timeout": POOL_WAIT_SECONDS}
+    if source.path is None:
+        milliseconds = str(int(config.statement_timeout * 1000))
+        settings = {
+            "statement_timeout": milliseconds,
+            "lock_timeout": str(int(LOCK_WAIT_SECONDS * 1000)),
+            "idle_in_transaction_session_timeout": "10000",
+            "jit": "off",  # compiling costs more than any of our statements
+            **source.arguments["server_settings"],
+        }
+        arguments = {**source.arguments, "server_settings": settings}
+        return create_async_engine(source.url, connect_args=arguments, pool_pre_ping=True, **pool)
+    # autocommit: a transaction begins where we say BEGIN, and nowhere else
+    arguments = {"timeout": config.statement_timeout, "isolation_level": None}
+    engine = create_async_engine(source.url, connect_args=arguments, **pool)
+    _guard_file(engine, source.path, config.statement_timeout)
+    return engine
+
+
+def _guard_file(engine: AsyncEngine, path: Path, timeout: float) -> None:
+    """Ends statements that run too long, and reopens a file that was replaced under us (a restore, a fresh demo)."""
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def _on_connect(connection: Any, record: Any) -> None:
+        record.info["deadline"] = time.monotonic() + timeout
+
+        def is_late() -> bool:
+            return bool(time.monotonic() > record.info["deadline"])
+
+        connection.run_async(lambda driver: driver.set_progress_handler(is_late, _SQLITE_STEPS_BETWEEN_CHECKS))
+        # an id that is not UTF-8 must not fail the fetch of the others; it is left out as unreadable
+        connection.driver_connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
+        record.info["file"] = _identity(path)
+
+    @event.listens_for(engine.sync_engine, "checkout")
+    def _on_checkout(connection: Any, record: Any, proxy: Any) -> None:
+        record.info["deadline"] = time.monotonic() + timeout
+        if record.info["file"] != _identity(path):
+            raise DisconnectionError("the database file was replaced")
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

@@ -1,0 +1,219 @@
+"""Rows to response bytes: stored JSON is spliced in as it is, cursors and validators are made here; no database.
+
+Seed 003 promises status, artifacts and history untransformed. A cell is therefore checked to be strict JSON and then
+copied, never decoded and encoded again: number spelling, key order, duplicate keys and escapes survive.
+"""
+
+import base64
+import binascii
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+_encode = msgspec.json.encode
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_SURROGATES = re.compile(r"[\ud800-\udfff]")
+MAX_SESSION_ID = 255
+
+
+def valid_session_id(session_id: str) -> bool:
+    """1 to 255 characters, no control character, no lone surrogate: what a path can carry and PostgreSQL can store."""
+    return 0 < len(session_id) <= MAX_SESSION_ID and not _CONTROLS.search(session_id)
+
+
+def iso(moment: datetime | None) -> str | None:
+    """A naive UTC time with its zone: without one a browser reads it as local time."""
+    return None if moment is None else moment.isoformat() + "Z"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A stored JSON text with its size in bytes; `text` is None for SQL NULL, and when it was too large to fetch."""
+
+    text: bytes | None
+    octets: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One stored turn, as the wire needs it."""
+
+    task_id: str
+    state: str
+    activity: datetime | None
+    status: Cell
+    artifacts: Cell
+    history: Cell
+
+
+def turns_body(turns: Iterable[Turn]) -> bytes:
+    """`{"turns": [...]}` of seed 003, each turn's keys in its order."""
+    return b'{"turns":[' + b",".join(map(_turn, turns)) + b"]}"
+
+
+def _turn(turn: Turn) -> bytes:
+    omitted: list[str] = []
+    status = _spliced("status", turn.status, b"{}", omitted)
+    artifacts = _spliced("artifacts", turn.artifacts, b"[]", omitted)
+    history = _spliced("history", turn.history, b"[]", omitted)
+    return b"".join(
+        (
+            b'{"task_id":' + _string(turn.task_id),
+            b',"state":' + _string(turn.state),
+            b',"last_updated":' + _encode(iso(turn.activity)),
+            b',"text":' + _string(artifact_text(artifacts)),
+            b',"status":',
+            status,
+            b',"artifacts":',
+            artifacts,
+            b',"history":',
+            history,
+            b',"omitted":' + _encode(omitted) if omitted else b"",
+            b"}",
+        )
+    )
+
+
+def _spliced(name: str, cell: Cell, empty: bytes, omitted: list[str]) -> bytes:
+    """The stored bytes, or what a client may iterate in their place; `omitted` learns of a cell that was left out."""
+    if cell.octets is None:
+        return empty
+    if cell.text is None or not is_strict_json(cell.text):
+        omitted.append(name)
+        return empty
+    return empty if empty == b"[]" and cell.text.strip() == b"null" else cell.text
+
+
+_skim = msgspec.json.Decoder(msgspec.Raw).decode
+
+
+def is_strict_json(text: bytes) -> bool:
+    """RFC 8259, UTF-8, no NaN or Infinity, nesting that a JSON library follows; numbers of any size."""
+    try:
+        # skimming does not look into strings
+        text.isascii() or text.decode()
+        _skim(text)
+    except UnicodeDecodeError:
+        return False
+    except (msgspec.DecodeError, RecursionError):
+        return _is_json_with_lone_surrogates(text)
+    return True
+
+
+def _is_json_with_lone_surrogates(text: bytes) -> bool:
+    """A cut emoji (`\\ud83d`) is valid by the grammar, and 0.x stores hold it; only the standard library agrees."""
+    try:
+        json.loads(text.decode(), parse_constant=_refuse, parse_int=float)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(constant)
+
+
+class _Part(msgspec.Struct):
+    text: str | None = None
+    kind: str | None = None
+
+
+class _Artifact(msgspec.Struct):
+    parts: list[_Part] = msgspec.field(default_factory=list)
+
+
+_decode_artifacts = msgspec.json.Decoder(list[_Artifact]).decode
+
+
+def artifact_text(artifacts: bytes) -> str:
+    """The text parts of all artifacts in stored order, joined with nothing: a streamed answer is one part a chunk."""
+    try:
+        decoded = _decode_artifacts(artifacts)
+    except (msgspec.MsgspecError, RecursionError):
+        return "".join(_odd_texts(artifacts))
+    return "".join(
+        part.text for each in decoded for part in each.parts if part.text is not None and part.kind in (None, "text")
+    )
+
+
+def _odd_texts(artifacts: bytes) -> Iterable[str]:
+    """The same from JSON whose members have types that no SDK writes, or lone surrogates."""
+    for artifact in _dicts(json.loads(artifacts, parse_int=float)):
+        for part in _dicts(artifact.get("parts")):
+            text = part.get("text")
+            if isinstance(text, str) and part.get("kind", "text") in (None, "text"):
+                yield text
+
+
+def _dicts(members: Any) -> list[dict[str, Any]]:
+    return [each for each in members if isinstance(each, dict)] if isinstance(members, list) else []
+
+
+def _string(text: str) -> bytes:
+    try:
+        return _encode(text)
+    except UnicodeEncodeError:
+        return _encode(_SURROGATES.sub("\ufffd", text))
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One row of the index; `last_state` and `live_task_id` only where the answer has them."""
+
+    session_id: str
+    activity: datetime | None
+    turn_count: int
+    last_state: str | None = None
+
+
+def sessions_body(sessions: Sequence[Session], *, parked: bool) -> bytes:
+    """`{"sessions": [...]}` of seed 003; a parked row also carries `last_state`."""
+    return _encode({"sessions": [session_row(each, with_state=parked) for each in sessions]})
+
+
+def session_row(session: Session, *, with_state: bool) -> dict[str, Any]:
+    """One session's keys in the seed's order."""
+    row = {
+        "session_id": session.session_id,
+        "last_updated": iso(session.activity),
+        "turn_count": session.turn_count,
+    }
+    return {**row, "last_state": session.last_state} if with_state else row
+
+
+def etag(body: bytes) -> str:
+    """A weak validator that changes with every change of the answer, artifact chunks included."""
+    return f'W/"{hashlib.blake2b(body, digest_size=16).hexdigest()}"'
+
+
+CURSOR_VERSION = 1
+
+
+class CursorError(ValueError):
+    """The text is no cursor of this request."""
+
+
+def encode_cursor(bound_to: Sequence[str], position: Any) -> str:
+    """An opaque keyset position, bound to the route and filters whose pages it continues."""
+    content = _encode([CURSOR_VERSION, list(bound_to), position])
+    return base64.urlsafe_b64encode(content).decode().rstrip("=")
+
+
+def decode_cursor(cursor: str, bound_to: Sequence[str], position: type[T]) -> T:
+    """The position of a cursor of these filters. Raises CursorError for any other text."""
+    try:
+        content = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        version, bound, at = msgspec.json.decode(content, type=tuple[int, list[str], msgspec.Raw])
+        if (version, bound) == (CURSOR_VERSION, list(bound_to)):
+            return msgspec.json.decode(at, type=position)
+    except (binascii.Error, msgspec.MsgspecError, ValueError):
+        pass
+    raise CursorError

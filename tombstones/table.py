@@ -1,0 +1,276 @@
+"""The task table as we read it, and our side tables: what stands in the database now; it never alters the SDK's table.
+
+Columns are introspected, since the SDK made two shapes of the table (0.2-0.3 and 1.x) and migrates one into the other.
+"""
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    DateTime,
+    Identity,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Row,
+    String,
+    Table,
+    TableClause,
+    Text,
+    and_,
+    cast,
+    column,
+    exists,
+    false,
+    func,
+    literal,
+    literal_column,
+    null,
+    or_,
+    select,
+    table,
+    text,
+    true,
+)
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.schema import CreateTable
+from sqlalchemy.types import TypeEngine
+
+# The SDK's clustered store and push configurations keep transcripts and secrets of a task beside it.
+SDK_SIDE_TABLES = ("task_versions", "task_events", "push_notification_configs")
+REQUIRED_COLUMNS = ("id", "context_id", "status", "artifacts", "history")
+CREATED = "sidecar_created_at"
+
+# Everything that may be parked, in both spellings. The text is a constant of the SQL, not a parameter, so that the
+# planner finds the partial index; no JSON is taken apart, since a stored \u0000 would fail the whole statement.
+PARKED_PATTERNS = ("%INPUT_REQUIRED%", "%AUTH_REQUIRED%", "%input-required%", "%auth-required%")
+
+
+@dataclass(frozen=True)
+class SideTables:
+    """Our tables, named after the task table and standing in its schema. This file alone creates them."""
+
+    session_tombstones: Table
+    task_tombstones: Table
+    retirements: Table
+
+    def __iter__(self) -> Iterator[Table]:
+        return iter((self.session_tombstones, self.task_tombstones, self.retirements))
+
+
+@cache
+def side_tables(name: str, schema: str | None) -> SideTables:
+    """The side tables of a task table; times are UTC."""
+    metadata = MetaData(schema=schema)
+    moment = DateTime(timezone=True)
+    return SideTables(
+        Table(
+            f"{name}_session_tombstones",
+            metadata,
+            Column("session_id", Text, primary_key=True),
+            Column("retired_at", moment, nullable=False),
+        ),
+        Table(
+            f"{name}_task_tombstones",
+            metadata,
+            Column("task_id", Text, primary_key=True),
+            Column("cleared_at", moment, nullable=False),
+        ),
+        Table(
+            f"{name}_retirements",
+            metadata,
+            Column("id", BigInteger().with_variant(Integer, "sqlite"), Identity(always=True), primary_key=True),
+            Column("at", moment, nullable=False),
+            Column("token", Text, nullable=False),
+            Column("action", Text, nullable=False),
+            Column("session_id", Text, nullable=False),
+            Column("turns_deleted", Integer, nullable=False),
+            Column("request_id", Text, nullable=False),
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The store as introspection found it: the dialect, the names, the columns of the task table, the tables beside it.
+
+    Expressions over the table are built here, so that the two databases differ in one place.
+    """
+
+    dialect: str
+    name: str
+    schema: str | None
+    columns: frozenset[str]
+    existing: frozenset[str]
+    may_create: bool
+
+    @property
+    def sqlite(self) -> bool:
+        return self.dialect == "sqlite"
+
+    @cached_property
+    def side(self) -> SideTables:
+        return side_tables(self.name, self.schema)
+
+    @property
+    def lock_key(self) -> int:
+        """The key of the advisory locks under which PostgreSQL's sidecars change this store's schema."""
+        return zlib.crc32(f"a2a-sidecar:{self.schema}.{self.name}".encode())
+
+    @property
+    def missing_side_tables(self) -> list[Table]:
+        return [each for each in self.side if each.name not in self.existing]
+
+    @property
+    def missing_columns(self) -> list[str]:
+        return [name for name in REQUIRED_COLUMNS if name not in self.columns]
+
+    @cached_property
+    def tasks(self) -> TableClause:
+        """The task table, light: it takes any name and can never issue DDL for a table that is not ours."""
+        return table(
+            self.name,
+            column("id", String),
+            column("context_id", String),
+            column("owner", String),
+            # SQLite stores what it was given; the text is parsed by us, so that no odd value fails a fetch
+            column("last_updated", String if self.sqlite else DateTime),
+            column("status", Text),
+            column("artifacts", Text),
+            column("history", Text),
+            column("rowid", Integer),
+            column(CREATED, DateTime(timezone=True)),
+            schema=self.schema,
+        )
+
+    @property
+    def last_updated(self) -> ColumnElement[Any]:
+        """When a status last came, or NULL: on 0.x stores there is no such column, on 1.x it may be NULL."""
+        return self.tasks.c.last_updated if "last_updated" in self.columns else self._absent(DateTime())
+
+    @property
+    def created(self) -> ColumnElement[Any]:
+        """When the row was first saved, where `prepare` lets PostgreSQL record it; else NULL."""
+        return self.tasks.c[CREATED] if CREATED in self.columns else self._absent(DateTime(timezone=True))
+
+    @property
+    def has_creation_order(self) -> bool:
+        """The store records which row was created first; a prepared PostgreSQL does, SQLite always."""
+        return self.sqlite or CREATED in self.columns
+
+    @property
+    def sequence(self) -> ColumnElement[Any]:
+        """SQLite's creation order; PostgreSQL has none of its own."""
+        return self.tasks.c.rowid if self.sqlite else self._absent(Integer())
+
+    def _absent(self, kind: TypeEngine[Any]) -> ColumnElement[Any]:
+        """NULL in the place of a column that the table lacks; PostgreSQL wants to know of what type."""
+        return null() if self.sqlite else cast(null(), kind)
+
+    def octets(self, name: str) -> ColumnElement[int]:
+        """The size of a cell's stored text in bytes; NULL for SQL NULL."""
+        cell = self.tasks.c[name]
+        return func.length(cast(cell, LargeBinary)) if self.sqlite else func.octet_length(cast(cell, Text))
+
+    def stored(self, name: str) -> ColumnElement[bytes]:
+        """A cell's stored text as bytes; the cast spares the driver's decoding and fails on no content."""
+        cell = self.tasks.c[name]
+        if self.sqlite:
+            return cast(cell, LargeBinary)
+        return func.convert_to(cast(cell, Text), literal_column("'UTF8'"), type_=LargeBinary)
+
+    def has_prefix(self, prefix: str) -> ColumnElement[bool]:
+        """The context's id starts with the prefix, literally and case-sensitively: LIKE is neither on SQLite."""
+        if not prefix:
+            return true()
+        return func.substr(self.tasks.c.context_id, 1, len(prefix)) == prefix
+
+    def owned_by(self, owners: frozenset[str] | None) -> ColumnElement[bool]:
+        """The row is visible to these owners; None sees all, NULL and legacy owners included."""
+        if owners is None:
+            return true()
+        return self.tasks.c.owner.in_(sorted(owners)) if "owner" in self.columns else false()
+
+    def may_be_parked(self) -> ColumnElement[bool]:
+        """The status text may say that the turn waits on the operator; the few candidates are parsed in Python."""
+        status = self.tasks.c.status if self.sqlite else cast(self.tasks.c.status, Text)
+        return or_(*(status.like(literal_column(f"'{pattern}'")) for pattern in PARKED_PATTERNS))
+
+    def alive(self) -> ColumnElement[bool]:
+        """Neither the session nor the task is retired: the clause that every read of the task table carries.
+
+        A tombstone table that does not exist has never held a tombstone.
+        """
+        sessions, tasks = self.side.session_tombstones, self.side.task_tombstones
+        clauses: list[ColumnElement[bool]] = []
+        if sessions.name in self.existing:
+            clauses.append(~exists(select(literal(1)).where(sessions.c.session_id == self.tasks.c.context_id)))
+        if tasks.name in self.existing:
+            clauses.append(~exists(select(literal(1)).where(tasks.c.task_id == self.tasks.c.id)))
+        return and_(true(), *clauses)
+
+
+_POSTGRES_CATALOG = text("""
+    SELECT n.nspname AS schema, c.relname AS table, a.attname AS column,
+           has_schema_privilege(n.oid, 'CREATE') AND NOT pg_is_in_recovery() AS may_create
+    FROM pg_class c
+    JOIN pg_namespace n ON n.oid = c.relnamespace
+    JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+    WHERE c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass(:qualified))
+      AND c.relname = ANY(:names) AND c.relkind IN ('r', 'p', 'v', 'm')
+""")
+
+_SQLITE_CATALOG = """
+    SELECT NULL AS "schema", m.name AS "table", p.name AS "column", 1 AS may_create
+    FROM sqlite_master m JOIN pragma_table_info(m.name) p
+    WHERE m.type IN ('table', 'view') AND m.name IN ({})
+"""
+
+
+async def introspect(conn: AsyncConnection, name: str, schema: str | None = None) -> Shape:
+    """What stands in the database now, by one statement on the catalog; a missing task table has no columns."""
+    names = [name, *(each.name for each in side_tables(name, schema)), *SDK_SIDE_TABLES]
+    if conn.dialect.name == "sqlite":
+        marks = ",".join("?" * len(names))
+        rows: Sequence[Row[Any]] = (await conn.exec_driver_sql(_SQLITE_CATALOG.format(marks), tuple(names))).all()
+    else:
+        qualified = ".".join(f'"{part}"' for part in (schema, name) if part)
+        rows = (await conn.execute(_POSTGRES_CATALOG, {"qualified": qualified, "names": names})).all()
+    return Shape(
+        dialect=conn.dialect.name,
+        name=name,
+        schema=rows[0].schema if rows else schema,
+        columns=frozenset(row.column for row in rows if row.table == name),
+        existing=frozenset(row.table for row in rows),
+        may_create=all(row.may_create for row in rows),
+    )
+
+
+# Another sidecar created the same table first: duplicate key in the catalog, duplicate table, duplicate object.
+_CREATED_BY_ANOTHER = {"23505", "42P07", "42710"}
+
+
+async def create_side_tables(conn: AsyncConnection, shape: Shape) -> None:
+    """Creates what is missing of our side tables; the caller's transaction holds them, several may try at once.
+
+    Raises DBAPIError when the role may not create, the database is read-only, or a lock is held too long.
+    """
+    if not shape.sqlite:
+        # IF NOT EXISTS alone loses the race for the catalog's unique keys; the lock makes it a queue
+        await conn.execute(
+            select(func.pg_advisory_xact_lock(func.hashtext(f"a2a-sidecar:{shape.schema}.{shape.name}")))
+        )
+    for missing in shape.missing_side_tables:
+        try:
+            async with conn.begin_nested():
+                await conn.execute(CreateTable(missing, if_not_exists=True))
+        except DBAPIError as error:
+            if getattr(error.orig, "sqlstate", None) not in _CREATED_BY_ANOTHER:
+                raise
