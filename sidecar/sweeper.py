@@ -1,0 +1,59 @@
+"""Takes away the rows that producers saved after their session was retired; it never runs inside a GET.
+
+They are hidden already; the sweep makes deleted mean deleted. Looking for them takes no lock; deleting takes a short
+one a batch.
+"""
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from sidecar import observe
+from sidecar.db import Database
+from sidecar.errors import SidecarError
+from tombstones.retire import SWEEP_BATCH, late_rows, sweep
+from tombstones.table import Shape
+
+INTERVAL_SECONDS = 60.0
+# A producer that still saves a day after the retirement is found by `a2a-sidecar sweep`, which looks at all.
+RECENT = timedelta(hours=24)
+
+
+async def sweep_all(database: Database, since: timedelta | None = None) -> int:
+    """Deletes the late rows and tells of each session; answers how many went. Raises a SidecarError."""
+    task_ids = await database.read(_late_rows, since)
+    swept: Counter[str] = Counter()
+    for start in range(0, len(task_ids), SWEEP_BATCH):
+        swept.update(await database.write(_sweep_alone, task_ids[start : start + SWEEP_BATCH]))
+    for session_id, rows in swept.items():
+        observe.emit(observe.LateRowsSwept(session_id, rows))
+    return swept.total()
+
+
+async def sweep_forever(database: Database) -> None:
+    """Sweeps what is recent, once a minute, not in step with other sidecars; a failed round waits for the next."""
+    while True:
+        await asyncio.sleep(INTERVAL_SECONDS * random.uniform(0.75, 1.25))  # noqa: S311  # jitter, no secret
+        try:
+            await sweep_all(database, RECENT)
+        except SidecarError as error:
+            observe.emit(observe.Note(logging.WARNING, f"late rows were not swept: {error.code}"))
+
+
+async def _late_rows(conn: AsyncConnection, shape: Shape, since: timedelta | None) -> list[str]:
+    return [] if shape.missing_side_tables else await late_rows(conn, shape, since)
+
+
+async def _sweep_alone(conn: AsyncConnection, shape: Shape, task_ids: Sequence[str]) -> list[str]:
+    """One sidecar at a time; a transaction's advisory lock also works behind a transaction pooler."""
+    if not shape.sqlite:
+        mine = select(func.pg_try_advisory_xact_lock(shape.lock_key + 1))
+        if not (await conn.execute(mine)).scalar_one():
+            return []
+    return await sweep(conn, shape, task_ids)

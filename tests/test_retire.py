@@ -1,0 +1,330 @@
+"""Retirement over HTTP: a deleted session stays deleted, a cleared one goes on, whatever producers save."""
+
+import asyncio
+import contextlib
+import hashlib
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm.exc import StaleDataError
+
+from sidecar.db import Database
+from sidecar.sweeper import RECENT, sweep_all
+from tests import rig
+
+INDEX = "/api/chat/sessions"
+
+
+async def delete(client: httpx.AsyncClient, session_id: str, **params: Any) -> dict[str, Any]:
+    response = await client.delete(f"{INDEX}/{session_id}", params=params)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+async def problem(client: httpx.AsyncClient, session_id: str, **params: Any) -> tuple[int, str]:
+    response = await client.delete(f"{INDEX}/{session_id}", params=params)
+    assert response.headers["content-type"] == "application/problem+json"
+    return response.status_code, response.json()["code"]
+
+
+async def shown(client: httpx.AsyncClient, session_id: str) -> list[str]:
+    """The task ids that turns, index and summary agree on."""
+    turns = (await client.get(f"{INDEX}/{session_id}/turns")).json()["turns"]
+    index = (await client.get(INDEX, params={"limit": 200})).json()["sessions"]
+    summary = await client.get(f"{INDEX}/{session_id}")
+    listed = {each["session_id"]: each["turn_count"] for each in index}
+    assert listed.get(session_id, 0) == len(turns)
+    assert summary.status_code == (200 if turns else 404)
+    return [turn["task_id"] for turn in turns]
+
+
+async def test_retire_answers_what_it_deleted(store: rig.Store, sidecar: httpx.AsyncClient) -> None:
+    """The seed's keys with counts: turns deleted, and how many of them waited or ran."""
+    for state in ("completed", "working", "input-required", ""):
+        await store.turn("chat-a", state)
+    await store.turn("chat-b")
+    assert await delete(sidecar, "chat-a") == {
+        "deleted": True,
+        "session_id": "chat-a",
+        "retired": True,
+        "turns_deleted": 4,
+        "active_turns": 2,
+    }
+    assert await shown(sidecar, "chat-a") == []
+    assert len(await shown(sidecar, "chat-b")) == 1
+    assert [row.context_id for row in await store.raw("SELECT context_id FROM tasks")] == ["chat-b"]
+
+
+async def test_retire_is_idempotent(store: rig.Store, sidecar: httpx.AsyncClient) -> None:
+    """A second deletion finds nothing and succeeds; the first tombstone keeps its time."""
+    await store.turn("chat-a")
+    await delete(sidecar, "chat-a")
+    (before,) = await store.raw("SELECT * FROM tasks_session_tombstones")
+    assert (await delete(sidecar, "chat-a"))["turns_deleted"] == 0
+    assert await store.raw("SELECT * FROM tasks_session_tombstones") == [before]
+
+
+async def test_unknown_session_is_retired_all_the_same(store: rig.Store, sidecar: httpx.AsyncClient) -> None:
+    """The first save of a session may be in flight when it is deleted: it stays hidden."""
+    assert (await delete(sidecar, "chat-new"))["turns_deleted"] == 0
+    await store.turn("chat-new")
+    assert await shown(sidecar, "chat-new") == []
+
+
+async def test_late_save_stays_hidden(store: rig.Store, sidecar: httpx.AsyncClient) -> None:
+    """A producer that saves its task again after the retirement succeeds, and nobody sees the row."""
+    task = await store.turn("chat-a", "input-required")
+    await delete(sidecar, "chat-a")
+    await store.turn("chat-a", "input-required", task_id=task)
+    assert await shown(sidecar, "chat-a") == []
+    assert (await sidecar.get(INDEX, params={"parked": "true"})).json() == {"sessions": []}
+
+
+async def test_clear_keeps_the_session(store: rig.Store, sidecar: httpx.AsyncClient) -> None:
+    """`retire=false` deletes the turns; a late save of one stays hidden, a new turn of the session appears."""
+    old = [await store.turn("chat-a", "working") for _ in range(2)]
+    answer = await delete(sidecar, "chat-a", retire="false")
+    assert (answer["retired"], answer["turns_deleted"], answer["active_turns"]) == (False, 2, 2)
+    assert await shown(sidecar, "chat-a") == []
+    await store.turn("chat-a", task_id=old[0])
+    new = await store.turn("chat-a")
+    assert await shown(sidecar, "chat-a") == [new]
+    assert (await delete(sidecar, "chat-a", retire="false"))["turns_deleted"] == 2
+
+
+async def test_clear_of_an_empty_session(store: rig.Store, sidecar: httpx.AsyncClient) -> None:
+    """There is nothing to clear and nothing to remember: the answer says zero."""
+    assert (await delete(sidecar, "chat-none", retire="false"))["turns_deleted"] == 0
+    await store.turn("chat-none")
+    assert len(await shown(sidecar, "chat-none")) == 1
+
+
+async def test_clear_of_a_retired_session_changes_nothing(store: rig.Store, sidecar: httpx.AsyncClient) -> None:
+    """It never un-retires: 409, no audit row, and the late row stays where it is until the sweep."""
+    await store.turn("chat-a")
+    await delete(sidecar, "chat-a")
+    await store.turn("chat-a")
+    assert await problem(sidecar, "chat-a", retire="false") == (409, "already_retired")
+    assert len(await store.raw("SELECT id FROM tasks")) == 1
+    assert len(await store.raw("SELECT id FROM tasks_retirements")) == 1
+
+
+@pytest.mark.parametrize("retire", ["true", "false"])
+@pytest.mark.parametrize("state", ["working", "submitted", "input-required", "auth-required"])
+async def test_refuse_while_active(state: str, retire: str, store: rig.Store, sidecar: httpx.AsyncClient) -> None:
+    """`if_active=refuse` leaves everything as it is while a turn waits or runs, and lets the deletion through after."""
+    task = await store.turn("chat-a", state)
+    await store.turn("chat-a")
+    assert await problem(sidecar, "chat-a", retire=retire, if_active="refuse") == (409, "session_active")
+    assert len(await shown(sidecar, "chat-a")) == 2
+    assert await store.raw("SELECT id FROM tasks_retirements") == []
+    await store.turn("chat-a", task_id=task)
+    assert (await delete(sidecar, "chat-a", retire=retire, if_active="refuse"))["active_turns"] == 0
+
+
+async def test_only_sessions_are_deleted(store: rig.Store, sidecar: httpx.AsyncClient) -> None:
+    """The store also holds contexts of other kinds: an id without the prefix is refused and nothing is written."""
+    await store.turn("api-f6")
+    assert await problem(sidecar, "api-f6") == (400, "not_a_session")
+    assert await problem(sidecar, "CHAT-g7", retire="false") == (400, "not_a_session")
+    assert len(await store.raw("SELECT id FROM tasks")) == 1
+
+
+async def test_audit_row(store: rig.Store, sidecar: httpx.AsyncClient) -> None:
+    """Each deletion leaves one row: who, what, which session, how many turns, which request."""
+    await store.turn("chat-a")
+    await delete(sidecar, "chat-a", retire="false")
+    response = await sidecar.delete(f"{INDEX}/chat-a", headers={"X-Request-Id": "req-7"})
+    assert response.headers["x-request-id"] == "req-7"
+    rows = await store.raw(
+        "SELECT token, action, session_id, turns_deleted, request_id FROM tasks_retirements ORDER BY id"
+    )
+    assert [tuple(row)[:4] for row in rows] == [("operator", "clear", "chat-a", 1), ("operator", "retire", "chat-a", 0)]
+    assert rows[1].request_id == "req-7"
+
+
+async def test_failed_audit_fails_the_retirement(store: rig.Store, sidecar: httpx.AsyncClient) -> None:
+    """The audit row is part of the transaction: without it nothing is deleted and nothing is retired."""
+    await store.turn("chat-a")
+    await sidecar.get(INDEX)
+    await store.raw("ALTER TABLE tasks_retirements ADD COLUMN reason TEXT NOT NULL DEFAULT 'x' CHECK (reason <> 'x')")
+    response = await sidecar.delete(f"{INDEX}/chat-a")
+    assert response.status_code == 500
+    assert "reason" not in response.text
+    assert len(await shown(sidecar, "chat-a")) == 1
+    assert await store.raw("SELECT * FROM tasks_session_tombstones") == []
+
+
+@pytest.fixture
+def tokens_file(tmp_path: Path) -> Path:
+    """Tokens of alice and bob, each narrowed to one owner."""
+    rows = [
+        f'[[token]]\nname = "{name}"\nsha256 = "{hashlib.sha256(secret(name).encode()).hexdigest()}"\n'
+        f'scopes = ["read", "retire"]\nowners = ["{name}"]\n'
+        for name in ("alice", "bob")
+    ]
+    path = tmp_path / "tokens.toml"
+    path.write_text("\n".join(rows), "utf-8")
+    path.chmod(0o600)
+    return path
+
+
+def secret(name: str) -> str:
+    return f"{name}-token-0123456789"
+
+
+async def test_narrowed_token_sees_and_deletes_its_own(
+    store: rig.Store, open_sidecar: rig.OpenSidecar, tokens_file: Path
+) -> None:
+    """A narrowed token reads rows of its owners alone, and deletes only sessions that hold no other."""
+    alice = await open_sidecar(store, token=secret("alice"), tokens_file=tokens_file)
+    await store.turn("chat-a", owner="alice")
+    await store.turn("chat-b", owner="bob")
+    mine = await store.turn("chat-mixed", owner="alice")
+    await store.turn("chat-mixed", owner="bob")
+    await store.turn("chat-nobody", owner="")
+    index = (await alice.get(INDEX)).json()["sessions"]
+    assert {each["session_id"]: each["turn_count"] for each in index} == {"chat-mixed": 1, "chat-a": 1}
+    assert await shown(alice, "chat-mixed") == [mine]
+    for session_id in ("chat-b", "chat-mixed", "chat-nobody", "chat-not-yet"):
+        for retire in ("true", "false"):
+            assert await problem(alice, session_id, retire=retire) == (403, "owner_not_allowed")
+    assert len(await store.raw("SELECT id FROM tasks")) == 5
+    assert await store.raw("SELECT * FROM tasks_session_tombstones") == []
+    assert (await delete(alice, "chat-a", retire="false"))["turns_deleted"] == 1
+    await store.turn("chat-a", owner="alice")
+    assert (await delete(alice, "chat-a"))["turns_deleted"] == 1
+
+
+async def test_narrowed_token_may_repeat_its_retirement(
+    store: rig.Store, open_sidecar: rig.OpenSidecar, tokens_file: Path
+) -> None:
+    """Repeating is safe for whoever retired the session; it tells nobody else whether the session was there."""
+    alice = await open_sidecar(store, token=secret("alice"), tokens_file=tokens_file)
+    bob = await open_sidecar(store, token=secret("bob"), tokens_file=tokens_file)
+    await store.turn("chat-a", owner="alice")
+    await delete(alice, "chat-a")
+    assert (await delete(alice, "chat-a"))["turns_deleted"] == 0
+    assert await problem(bob, "chat-a") == (403, "owner_not_allowed")
+
+
+async def test_sweep_takes_late_rows_only(store: rig.Store, sidecar: httpx.AsyncClient) -> None:
+    """The sweep deletes rows behind a session's or a task's tombstone, and nothing else."""
+    cleared = await store.turn("chat-cleared")
+    await delete(sidecar, "chat-cleared", retire="false")
+    await delete(sidecar, "chat-gone")
+    await store.turn("chat-cleared", task_id=cleared)
+    kept = await store.turn("chat-cleared")
+    for _ in range(3):
+        await store.turn("chat-gone")
+    database = Database(rig.config_for(store))
+    try:
+        assert await sweep_all(database, timedelta(seconds=-60)) == 0
+        assert await sweep_all(database, RECENT) == 4
+        assert await sweep_all(database) == 0
+    finally:
+        await database.close()
+    assert [row.id for row in await store.raw("SELECT id FROM tasks")] == [kept]
+
+
+async def test_sweep_of_a_store_without_tombstones(store: rig.Store) -> None:
+    """Where nothing was ever retired there is nothing to sweep."""
+    await store.turn("chat-a")
+    database = Database(rig.config_for(store))
+    try:
+        assert await sweep_all(database) == 0
+    finally:
+        await database.close()
+
+
+async def produce(store: rig.Store, session_id: str, task_id: str, stop: asyncio.Event) -> None:
+    """An agent in mid-turn: it saves its task until it is told to stop, and survives what the SDK raises then."""
+    while not stop.is_set():
+        with contextlib.suppress(StaleDataError, SQLAlchemyError):
+            await store.turn(session_id, "working", task_id=task_id, at="2026-01-05T09:00:00Z")
+        await asyncio.sleep(0)
+
+
+def rounds(full: bool) -> int:
+    return 200 if full else 40
+
+
+async def test_no_read_after_the_retirement_shows_a_turn(
+    store: rig.Store, open_sidecar: rig.OpenSidecar, full: bool
+) -> None:
+    """A live producer saves while and after its session is retired: nothing of it is read after the 200."""
+    client = await open_sidecar(store)
+    for number in range(rounds(full)):
+        session_id, stop = f"chat-{number}", asyncio.Event()
+        task = await store.turn(session_id, "working")
+        producer = asyncio.create_task(produce(store, session_id, task, stop))
+        await delete(client, session_id)
+        for _ in range(3):
+            assert await shown(client, session_id) == []
+        stop.set()
+        await producer
+        await store.turn(session_id, task_id=task)
+        assert await shown(client, session_id) == []
+
+
+async def test_no_read_after_the_clear_shows_an_old_turn(
+    store: rig.Store, open_sidecar: rig.OpenSidecar, full: bool
+) -> None:
+    """The same for a clear and the tasks saved before it, while a new turn of the session does appear."""
+    client = await open_sidecar(store)
+    for number in range(rounds(full)):
+        session_id, stop = f"chat-{number}", asyncio.Event()
+        task = await store.turn(session_id, "working")
+        producer = asyncio.create_task(produce(store, session_id, task, stop))
+        await delete(client, session_id, retire="false")
+        for _ in range(2):
+            assert await shown(client, session_id) == []
+        new = await store.turn(session_id)
+        assert await shown(client, session_id) == [new]
+        stop.set()
+        await producer
+        assert await shown(client, session_id) == [new]
+
+
+async def test_concurrent_deletions_all_succeed(store: rig.Store, sidecar: httpx.AsyncClient) -> None:
+    """Retires and clears of one session at once end in 200, or in 409 for a clear that came second."""
+    for number in range(10):
+        session_id = f"chat-{number}"
+        for _ in range(3):
+            await store.turn(session_id)
+        flags = ["true", "false"] * 3
+        requests = [sidecar.delete(f"{INDEX}/{session_id}", params={"retire": flag}) for flag in flags]
+        answers = await asyncio.gather(*requests)
+        statuses = [answer.status_code for answer in answers]
+        assert set(statuses) <= {200, 409}
+        assert all(status == 200 for status, flag in zip(statuses, flags, strict=True) if flag == "true")
+        deleted = sum(answer.json()["turns_deleted"] for answer in answers if answer.status_code == 200)
+        assert deleted == 3
+        assert await shown(sidecar, session_id) == []
+
+
+async def test_readers_see_all_of_a_session_or_none(store: rig.Store, open_sidecar: rig.OpenSidecar) -> None:
+    """While sessions are retired and cleared no reader meets a half of one, and no producer's first save fails."""
+    client = await open_sidecar(store)
+    sizes: set[int] = set()
+    done = asyncio.Event()
+
+    async def watch() -> None:
+        while not done.is_set():
+            for each in (await client.get(INDEX, params={"limit": 200})).json()["sessions"]:
+                sizes.add(each["turn_count"])
+
+    for number in range(12):
+        for _ in range(10):
+            await store.turn(f"chat-{number}")
+    watchers = [asyncio.create_task(watch()) for _ in range(2)]
+    for number in range(12):
+        await delete(client, f"chat-{number}", retire="true" if number % 2 else "false")
+    done.set()
+    await asyncio.gather(*watchers)
+    assert sizes <= {10}
