@@ -297,7 +297,13 @@ def _is_stale(error: Exception) -> bool:
 
 
 def _create_engine(source: dsn.Dsn, config: Config) -> AsyncEngine:
-    pool = {"pool_size": config.pool_size, "max_overflow": 0, "pool_timeout": POOL_WAIT_SECONDS}
+    # hidden: a message of SQLAlchemy would carry parameters into the log
+    common = {
+        "pool_size": config.pool_size,
+        "max_overflow": 0,
+        "pool_timeout": POOL_WAIT_SECONDS,
+        "hide_parameters": True,
+    }
     if source.path is None:
         milliseconds = str(int(config.statement_timeout * 1000))
         settings = {
@@ -308,10 +314,10 @@ def _create_engine(source: dsn.Dsn, config: Config) -> AsyncEngine:
             **source.arguments["server_settings"],
         }
         arguments = {**source.arguments, "server_settings": settings}
-        return create_async_engine(source.url, connect_args=arguments, pool_pre_ping=True, **pool)
+        return create_async_engine(source.url, connect_args=arguments, pool_pre_ping=True, **common)
     # autocommit: a transaction begins where we say BEGIN, and nowhere else
     arguments = {"timeout": config.statement_timeout, "isolation_level": None}
-    engine = create_async_engine(source.url, connect_args=arguments, **pool)
+    engine = create_async_engine(source.url, connect_args=arguments, **common)
     _guard_file(engine, source.path, config.statement_timeout)
     return engine
 
