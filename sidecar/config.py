@@ -1,4 +1,4 @@
-"""The settings: one table, read once into a frozen `Config`; it opens no database and imports nothing of ours."""
+"""The settings: one table, read once into a frozen `Config`; it opens no database and no connection."""
 
 import difflib
 import ipaddress
@@ -87,6 +87,14 @@ def masked(secret: str) -> str:
 def _filled(text: str) -> str:
     if not text.strip():
         raise ValueError("is empty; give a value or remove it")
+    return text.strip()
+
+
+def _database_url(text: str) -> str:
+    # here alone, since only a command that has a configuration needs SQLAlchemy
+    from sidecar import dsn
+
+    dsn.parse(_filled(text))
     return text.strip()
 
 
@@ -179,7 +187,7 @@ class Config:
     database_url: str = _setting(
         "sqlite+aiosqlite:///a2a-tasks.db",
         "The agent's task database, for SQLite or PostgreSQL.",
-        _filled,
+        _database_url,
         secret=True,
         has_file=True,
     )

@@ -298,3 +298,21 @@ def test_shown_settings_are_loaded_back() -> None:
         prepare=True,
     )
     assert config == load({name: text for name, text in shown(config) if text})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://x/y",
+        "nonsense",
+        "sqlite://",
+        "sqlite:///:memory:",
+        "postgresql://h/d?sslmode=maybe",
+        "postgresql://h/d?x=1",
+    ],
+)
+def test_unusable_database_url_is_a_fault(url: str) -> None:
+    """A URL that no driver of ours can open is reported with the other faults, naming its setting."""
+    with pytest.raises(ConfigError) as caught:
+        load({"SIDECAR_DATABASE_URL": url, "SIDECAR_PORT": "x"})
+    assert [fault.split(":")[0] for fault in caught.value.faults] == ["SIDECAR_DATABASE_URL", "SIDECAR_PORT"]
