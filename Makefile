@@ -1,4 +1,4 @@
-.PHONY: demo test check clean
+.PHONY: demo test check pins clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -20,6 +20,14 @@ $(VENV)/.%: pyproject.toml
 	test -x $(RUN)/python || $(PYTHON) -m venv $(VENV)
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	touch $@
+
+# The image's dependencies, with hashes and without any index address.
+pins:
+	$(PYTHON) -m venv build/pins
+	build/pins/bin/python -m pip install --quiet pip-tools
+	CUSTOM_COMPILE_COMMAND="make pins" build/pins/bin/pip-compile --quiet --generate-hashes --strip-extras \
+		--no-emit-index-url --no-emit-find-links --extra metrics --extra rich \
+		--output-file deploy/requirements.txt pyproject.toml
 
 clean:
 	rm -rf $(VENV) build dist

@@ -72,7 +72,6 @@ def _operations(published: Json) -> Iterator[tuple[str, str, Json]]:
 
 
 def _route(method: str, path: str, operation: Json) -> str:
-    name = operation["operationId"]
     scope = operation.get("x-required-scope")
     access = f"Needs a token with the scope <code>{escape(scope)}</code>." if scope else "Public: needs no token."
     parameters = [
@@ -80,8 +79,8 @@ def _route(method: str, path: str, operation: Json) -> str:
         for each in operation["parameters"]
     ]
     answers = [(status, _prose(answer["description"])) for status, answer in operation["responses"].items()]
-    return f"""<section aria-labelledby="{name}">
-<h3 id="{name}">{escape(operation["summary"])}: <code>{method} {escape(path)}</code></h3>
+    return f"""<section>
+<h3 id="{operation["operationId"]}">{escape(operation["summary"])}: <code>{method} {escape(path)}</code></h3>
 <p>{_prose(operation["description"])} {access}</p>
 <pre><code>{escape(_curl(method, path, operation))}</code></pre>
 {_table("Parameters", ("Name", "In", "Values", "Meaning"), parameters) if parameters else ""}
@@ -122,7 +121,7 @@ def _table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) 
 
 
 def _error(error: type[errors.SidecarError]) -> str:
-    return f"""<section aria-labelledby="{error.code}">
+    return f"""<section>
 <h3 id="{error.code}"><code>{error.code}</code></h3>
 <p>{error.status}: {_prose(error.title)}. {_prose(error.help)}</p>
 </section>

@@ -13,7 +13,7 @@ from sidecar.wire import MAX_SESSION_ID
 
 Json = dict[str, Any]
 
-# Any request may meet these; those below only where they are named.
+# What any request may be refused with, what any route with a token may, and what any route with the task store may.
 _EDGE = (
     errors.InvalidRequest,
     errors.OriginNotAllowed,
@@ -87,7 +87,10 @@ def operation(
     parameters: Sequence[Json] = (),
     refusals: Iterable[type[SidecarError]] = (),
 ) -> Json:
-    """One operation. `scope` None makes it public; `refusals` are those beyond the edge's and the gate's."""
+    """One operation; `refusals` are those beyond the edge's and, where it has a scope, the gate's.
+
+    `scope` None makes it public; unless it takes any Host, it then names HostNotAllowed itself.
+    """
     access: Json = {"security": []} if scope is None else {"x-required-scope": scope, "security": [{"bearer": [scope]}]}
     return {
         "operationId": name,
@@ -95,14 +98,14 @@ def operation(
         "description": description,
         **access,
         "parameters": list(parameters),
-        "responses": {**answers, **_problems({*_EDGE, *refusals, *(_GATE if scope else ())})},
+        "responses": dict(sorted({**answers, **_problems({*_EDGE, *refusals, *(_GATE if scope else ())})}.items())),
     }
 
 
 def parameter(name: str, description: str, schema: Json, *, place: str = "query", example: Any = None) -> Json:
     """A parameter; one with an example is part of the curl line on the documentation page."""
-    found = {"name": name, "in": place, "description": description, "required": place == "path", "schema": schema}
-    return found if example is None else {**found, "example": example}
+    plain = {"name": name, "in": place, "description": description, "required": place == "path", "schema": schema}
+    return plain if example is None else {**plain, "example": example}
 
 
 def response(description: str, schema: Json, *headers: str, media_type: str = "application/json") -> Json:
@@ -197,6 +200,8 @@ _RETIRE = _choice("retire", "`false` clears the history and keeps the id usable.
 _IF_ACTIVE = _choice("if_active", "`refuse` changes nothing when a turn has not ended.", "refuse", example="refuse")
 _HARVEST = _choice("harvest", "Accepted for consoles that send it; nothing is ever harvested.", "false")
 
+_DELETED = 'It is durable: `{"deleted", "session_id", "retired", "turns_deleted", "active_turns"}`.'
+
 
 def _session_paths() -> Json:
     return {
@@ -206,7 +211,11 @@ def _session_paths() -> Json:
                 "List the sessions",
                 "Newest activity first, unknown activity last. Lists the contexts whose id starts with "
                 "`SIDECAR_SESSION_PREFIX`, and no retired one.",
-                _conditional('`{"sessions": […]}`; `Link` leads to older ones.', ref("SessionList"), "Link"),
+                _conditional(
+                    '`{"sessions": [{"session_id", "last_updated", "turn_count"}]}`; `Link` leads to older ones.',
+                    ref("SessionList"),
+                    "Link",
+                ),
                 scope="read",
                 parameters=[LIMIT, _PARKED, CURSOR, IF_NONE_MATCH],
                 refusals=[errors.ParameterInvalid, *STORE],
@@ -217,7 +226,10 @@ def _session_paths() -> Json:
                 "getSession",
                 "Get one session",
                 "The index row of any context id, with the state of its newest turn and the task to reattach to.",
-                _conditional("The session.", ref("SessionSummary")),
+                _conditional(
+                    '`{"session_id", "last_updated", "turn_count", "last_state", "live_task_id"}`.',
+                    ref("SessionSummary"),
+                ),
                 scope="read",
                 parameters=[SESSION_ID, IF_NONE_MATCH],
                 refusals=[errors.SessionIdInvalid, errors.NotFound, *STORE],
@@ -228,7 +240,7 @@ def _session_paths() -> Json:
                 "Removes the session's turns. A retired id stays hidden for good, turns that are saved late included; "
                 "with `retire=false` the id stays usable. An unknown id is retired all the same, repeating is safe, "
                 "and a parameter that is not listed here is refused.",
-                {"200": response("The deletion is durable.", ref("Deletion"), "Cache-Control")},
+                {"200": response(_DELETED, ref("Deletion"), "Cache-Control")},
                 scope="retire",
                 parameters=[SESSION_ID, _RETIRE, _IF_ACTIVE, _HARVEST],
                 refusals=[
@@ -247,7 +259,12 @@ def _session_paths() -> Json:
                 "listTurns",
                 "List a session's turns",
                 "The newest `limit` turns, in ascending order. An unknown and a retired session have none.",
-                _conditional('`{"turns": […]}`; `Link` leads to older ones.', ref("TurnList"), "Link"),
+                _conditional(
+                    '`{"turns": [{"task_id", "state", "last_updated", "text", "status", "artifacts", "history"}]}`; '
+                    "a turn with a column left out also has `omitted`. `Link` leads to older ones.",
+                    ref("TurnList"),
+                    "Link",
+                ),
                 scope="read",
                 parameters=[SESSION_ID, LIMIT, _ORDER, CURSOR, IF_NONE_MATCH],
                 refusals=[errors.SessionIdInvalid, errors.ParameterInvalid, *STORE],

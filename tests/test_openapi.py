@@ -129,6 +129,21 @@ def test_every_error_code_is_documented() -> None:
     assert {error.code for error in errors.codes()} == set(problem["code"]["enum"])
 
 
+def test_problems_conform_to_the_answers_that_document_them() -> None:
+    """What `errors` answers has the documented schema, media type and headers, and only under its own code."""
+    by_code = {error.code: error for error in errors.codes()}
+    for name, each in operations():
+        for status, group in codes(name).items():
+            documented = each["responses"][status]
+            (schema,) = (content["schema"] for content in documented["content"].values())
+            for code in by_code:
+                problem = errors.problem(by_code[code]("Do this next."), "r-1")
+                body = msgspec.json.decode(problem.body)
+                assert (code in group) == conforms(schema, body), (name, status, code)
+                assert problem.media_type in documented["content"]
+                assert "Cache-Control" in documented["headers"]
+
+
 def test_codes_of_a_deletion() -> None:
     """A client of the most delicate operation can tell its refusals apart by status and code."""
     assert codes("DELETE /api/chat/sessions/{session_id}") == {
