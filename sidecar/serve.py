@@ -1,0 +1,145 @@
+"""The serving process: its socket, its signals, the start and the stop; it answers no request itself."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+
+import uvicorn
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.applications import Starlette
+
+from sidecar import observe
+from sidecar.app import create_app
+from sidecar.config import Config, ConfigError, check_serve
+from sidecar.db import Database
+from sidecar.errors import SidecarError, TaskStoreMissing
+from tombstones.prepare import prepare
+
+# uvicorn's own steps around it take less than two seconds more: ten in all
+GRACE_SECONDS = 8
+# How long the start waits for the database; whatever it could not learn is each request's matter.
+LOOK_SECONDS = 1.0
+
+
+class ListenError(Exception):
+    """The address is taken, unknown or not allowed; the text says which, and what to do."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket on the first address of the host; port 0 takes a free one. Raises ListenError."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address, family=family, backlog=2048)
+    except OSError as error:
+        reason = str(error.strerror).partition(" (")[0]  # the address follows in brackets
+        raise ListenError(
+            f"cannot listen on {host}, port {port}: {reason}. Choose another with --host or --port."
+        ) from error
+
+
+def url_of(listener: socket.socket) -> str:
+    """The address of a listening socket, for people and clients on this machine."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def serve(config: Config) -> None:
+    """Serves until SIGTERM or SIGINT, answers what is in flight and returns. Raises ConfigError and ListenError."""
+    check_serve(config)
+    observe.configure(config.log_format)
+    app = create_app(config)
+    for warning in config.warnings:
+        observe.emit(observe.Note(logging.WARNING, warning))
+    with listen(config.host, config.port) as listener, suppress(asyncio.CancelledError):
+        asyncio.run(_serve(app, listener, config))
+
+
+async def _serve(app: Starlette, listener: socket.socket, config: Config) -> None:
+    stop_on_signals()
+    await _look(app.state.database)
+    if config.prepare:
+        await _prepare(app.state.database)
+    async with running(app, listener) as server:
+        observe.emit(observe.Note(logging.INFO, f"listening on {url_of(listener)}"))
+        await asyncio.wait([server])
+
+
+def stop_on_signals() -> None:
+    """From now on SIGINT and SIGTERM cancel the running task, whose clean-up is the stop; a second one hurries it."""
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+
+
+async def _look(database: Database) -> None:
+    """Tells of a store that cannot be read yet. Raises ConfigError for a table that can never be read."""
+    try:
+        async with asyncio.timeout(LOOK_SECONDS):
+            await database.shape()
+    except TimeoutError:
+        _warn("The database has not answered yet.")
+    except TaskStoreMissing as error:
+        if "has no column" in error.detail:
+            raise ConfigError([f"SIDECAR_TASKS_TABLE: {error.detail}"]) from None
+        _warn(error.detail)
+    except SidecarError as error:
+        _warn(error.detail)
+
+
+async def _prepare(database: Database) -> None:
+    """What `a2a-sidecar prepare` does; without it the store is slower and not wrong, so a failure ends nothing."""
+    try:
+        number = await database.alter(prepare, lambda statement: None)
+        observe.emit(observe.Note(logging.INFO, f"prepared the store: {number} statements"))
+    except SidecarError as error:
+        _warn(f"The store was not prepared: {error.detail}")
+    except SQLAlchemyError as error:
+        observe.emit(observe.Failed("prepare", error))
+        _warn("The store was not prepared.")
+
+
+def _warn(text: str) -> None:
+    observe.emit(observe.Note(logging.WARNING, f"{text} Serving all the same."))
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn's, which says when it is ready, and leaves the signals to the process: two servers may share one."""
+
+    def __init__(self, app: Starlette) -> None:
+        settings = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            lifespan="on",
+            ws="none",
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
+        super().__init__(settings)
+        self.ready = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+
+@asynccontextmanager
+async def running(app: Starlette, listener: socket.socket) -> AsyncIterator[asyncio.Task[None]]:
+    """The application served on the socket, from its startup to its graceful stop."""
+    server = _Server(app)
+    serving = asyncio.create_task(server.serve([listener]))
+    try:
+        await server.ready.wait()
+        yield serving
+    finally:
+        server.should_exit = True
+        await serving
