@@ -5,8 +5,9 @@ known answer.
 """
 
 import asyncio
+import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -27,6 +28,8 @@ Work = Callable[Concatenate[AsyncConnection, Shape, P], Awaitable[T]]
 
 POOL_WAIT_SECONDS = 2.0
 LOCK_WAIT_SECONDS = 2.0
+# How much longer than a statement may take we wait for the server to say so.
+SILENCE_SECONDS = 1.0
 # How long a schema is believed; a migration beside us is seen after that, or at the first statement it breaks.
 SHAPE_SECONDS = 1.0
 # How long a refused creation of our tables is not tried again by a read; a DELETE always tries.
@@ -44,21 +47,32 @@ class Database:
         self._dsn = dsn.parse(config.database_url)
         self._owns_engine = engine is None
         self._engine = engine or _create_engine(self._dsn, config)
+        self._patient = (engine or _create_engine(self._dsn, config, patient=True)).execution_options(
+            isolation_level="AUTOCOMMIT"
+        )
         self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._shape: Shape | None = None
         self._shape_read_at = 0.0
         self._may_create_after = 0.0
         self._creating = asyncio.Lock()
-        self._writes: set[asyncio.Task[Any]] = set()
+        self._running: set[asyncio.Task[Any]] = set()
 
     async def close(self) -> None:
-        """Waits for the writes under way, then closes our connections."""
-        await asyncio.gather(*self._writes, return_exceptions=True)
+        """Waits for the work under way, then closes our connections."""
+        await asyncio.gather(*self._running, return_exceptions=True)
         if self._owns_engine:
             await self._engine.dispose()
+            await self._patient.dispose()
 
     async def read(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs a reader on an autocommit connection. Raises a SidecarError for every fault of the database."""
+        """Runs a reader on an autocommit connection. Raises a SidecarError for every fault of the database.
+
+        A cancelled caller leaves at once and the reader still ends by itself: a driver that is interrupted loses its
+        connection, or keeps the caller waiting.
+        """
+        return await self._to_its_end(self._read_twice(work, *args, **kwargs))
+
+    async def _read_twice(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return await self._read(work, *args, **kwargs)
         except (SQLAlchemyError, OSError) as error:
@@ -75,9 +89,12 @@ class Database:
 
         Raises a SidecarError for every fault of the database; anything the writer raises rolls back.
         """
-        running = asyncio.ensure_future(self._write(work, *args, **kwargs))
-        self._writes.add(running)
-        running.add_done_callback(self._writes.discard)
+        return await self._to_its_end(self._write(work, *args, **kwargs))
+
+    async def _to_its_end(self, working: Coroutine[Any, Any, T]) -> T:
+        running = asyncio.create_task(working)
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
         return await asyncio.shield(running)
 
     async def shape(self) -> Shape:
@@ -90,7 +107,7 @@ class Database:
         Raises a SidecarError for every fault of the database.
         """
         try:
-            async with self._reading.connect() as conn:
+            async with self._patient.connect() as conn:
                 shape = self._usable(await introspect(conn, self._name, self._schema))
                 try:
                     return await work(conn, shape, *args, **kwargs)
@@ -174,10 +191,13 @@ class Database:
             if not isinstance(fault, ReadOnly):
                 raise fault from error
             names = ", ".join(table.fullname for table in shape.missing_side_tables)
-            raise TombstonesUnavailable(
-                f"The role may not create {names}. Run `a2a-sidecar prepare` as the owner of {shape.name}, "
-                "then grant SELECT and INSERT on them (deploy/sql/grants.sql)."
-            ) from error
+            advice = fault.detail
+            if getattr(error.orig, "sqlstate", None) == "42501":
+                advice = (
+                    f"Run `a2a-sidecar prepare` as the owner of {shape.name}, "
+                    "then grant SELECT and INSERT on them (deploy/sql/grants.sql)."
+                )
+            raise TombstonesUnavailable(f"{names} are missing, and the role may not create them. {advice}") from error
 
     def _usable(self, shape: Shape) -> Shape:
         if not shape.columns:
@@ -188,12 +208,22 @@ class Database:
         return shape
 
     def _missing(self) -> str:
-        if self._owns_engine and self._dsn.path is not None and not self._dsn.path.exists():
-            return f"There is no database file {self._dsn.path}. Start the agent, or correct SIDECAR_DATABASE_URL."
-        return f"The database has no table {self._name}. Start the agent, or correct SIDECAR_TASKS_TABLE."
+        file = self._dsn.path if self._owns_engine else None
+        if file is not None and not file.exists():
+            return f"There is no database file {file}. Start the agent, or correct SIDECAR_DATABASE_URL."
+        where = "The database" if file is None else f"The database file {file}"
+        return (
+            f"{where} has no table {self._name} that this role may see. "
+            "Start the agent, or correct SIDECAR_DATABASE_URL or SIDECAR_TASKS_TABLE."
+        )
+
+    def _foreign(self) -> str:
+        return f"The table {self._name}, or one beside it, has other columns than the SDK and this sidecar give it."
 
     def _fault(self, error: Exception, *, writing: bool = False) -> SidecarError:
         """The error that a driver's fault is answered with; one that nobody foresaw is raised as it is."""
+        if isinstance(error, OSError) and self._dsn.path is not None:
+            return self._file_fault()
         if isinstance(error, PoolTimeoutError):
             return Busy("Every database connection is taken. Try again, or raise SIDECAR_POOL_SIZE.", RETRY_AFTER)
         cause = error.orig if isinstance(error, DBAPIError) else error
@@ -212,6 +242,8 @@ class Database:
     def _sqlite_fault(self, error: Exception, name: str) -> SidecarError:
         if name == "SQLITE_ERROR" and "no such table" in str(error):
             return TaskStoreMissing(self._missing())
+        if name == "SQLITE_ERROR" and ("no such column" in str(error) or "has no column" in str(error)):
+            return TaskStoreMissing(self._foreign())
         if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
             return Busy("The database file is locked by a writer. Try again in a moment.", RETRY_AFTER)
         if name == "SQLITE_INTERRUPT":
@@ -221,12 +253,15 @@ class Database:
         if name.startswith("SQLITE_READONLY") or name in ("SQLITE_PERM", "SQLITE_AUTH"):
             return ReadOnly("The database file is read-only for this process. Grant it write permission.")
         if name.startswith("SQLITE_CANTOPEN"):
-            if self._dsn.path is not None and not self._dsn.path.exists():
-                return TaskStoreMissing(self._missing())
-            return DatabaseUnavailable("The database file cannot be opened. Check its permissions.", RETRY_AFTER)
+            return self._file_fault()
         if name.startswith(("SQLITE_IOERR", "SQLITE_FULL", "SQLITE_CORRUPT", "SQLITE_NOTADB")):
             return DatabaseUnavailable(f"The database file cannot be used ({name}).", RETRY_AFTER)
         raise error
+
+    def _file_fault(self) -> SidecarError:
+        if self._dsn.path is not None and not self._dsn.path.exists():
+            return TaskStoreMissing(self._missing())
+        return DatabaseUnavailable("The database file cannot be opened. Check its permissions.", RETRY_AFTER)
 
     def _postgres_fault(self, error: Exception, sqlstate: str, writing: bool) -> SidecarError:
         if sqlstate == "42P01":
@@ -235,9 +270,11 @@ class Database:
             return _privilege_fault(str(error), writing)
         if sqlstate == "25006":
             return ReadOnly("The database is read-only: a standby, or default_transaction_read_only. Use the primary.")
+        if sqlstate in ("42703", "42883", "42804", "42846"):
+            return TaskStoreMissing(self._foreign())
         if sqlstate in ("57014", "55P03", "40P01", "40001"):
             return Busy("A statement waited too long for a lock or took too long. Try again in a moment.", RETRY_AFTER)
-        if sqlstate[:2] in ("08", "28", "53", "57", "58") or sqlstate in ("3D000", "3F000"):
+        if sqlstate[:2] in ("08", "28", "53", "57", "58") or sqlstate in ("3D000", "3F000", "55000"):
             return DatabaseUnavailable(f"The database refuses connections (SQLSTATE {sqlstate}).", RETRY_AFTER)
         raise error
 
@@ -246,6 +283,8 @@ def _privilege_fault(message: str, writing: bool) -> SidecarError:
     """Names what to grant; without SELECT on the tombstones nobody can know what is retired, so reads fail closed."""
     refused = message.partition("permission denied for ")[2].splitlines()
     what = refused[0].split("\n")[0] if refused else "the task store"
+    if what.startswith("database "):  # its name belongs to the address
+        return DatabaseUnavailable("The role lacks CONNECT on the database.", RETRY_AFTER)
     if not writing:
         return TombstonesUnavailable(f"The role lacks SELECT on {what}. Run the grants of deploy/sql/grants.sql.")
     return ReadOnly(f"The role lacks a privilege on {what}. Run the grants of deploy/sql/grants.sql.")
@@ -296,7 +335,8 @@ def _is_stale(error: Exception) -> bool:
     )
 
 
-def _create_engine(source: dsn.Dsn, config: Config) -> AsyncEngine:
+def _create_engine(source: dsn.Dsn, config: Config, *, patient: bool = False) -> AsyncEngine:
+    """A patient engine waits for the server as long as it takes, as building an index may."""
     # hidden: a message of SQLAlchemy would carry parameters into the log
     common = {
         "pool_size": config.pool_size,
@@ -314,6 +354,8 @@ def _create_engine(source: dsn.Dsn, config: Config) -> AsyncEngine:
             **source.arguments["server_settings"],
         }
         arguments = {**source.arguments, "server_settings": settings}
+        if not patient:  # a server or network that is gone without a word would hold the request for good
+            arguments["command_timeout"] = config.statement_timeout + SILENCE_SECONDS
         return create_async_engine(source.url, connect_args=arguments, pool_pre_ping=True, **common)
     # autocommit: a transaction begins where we say BEGIN, and nowhere else
     arguments = {"timeout": config.statement_timeout, "isolation_level": None}
@@ -324,6 +366,14 @@ def _create_engine(source: dsn.Dsn, config: Config) -> AsyncEngine:
 
 def _guard_file(engine: AsyncEngine, path: Path, timeout: float) -> None:
     """Ends statements that run too long, and reopens a file that was replaced under us (a restore, a fresh demo)."""
+
+    @event.listens_for(engine.sync_engine, "do_connect")
+    def _on_opening(dialect: Any, record: Any, arguments: Any, options: Any) -> None:
+        # when the driver fails to open a file, a thread of it is left that may outlive the loop it answers to
+        if not path.exists():
+            raise FileNotFoundError(path)
+        if not path.is_file() or not os.access(path, os.R_OK):
+            raise PermissionError(path)
 
     @event.listens_for(engine.sync_engine, "connect")
     def _on_connect(connection: Any, record: Any) -> None:

@@ -364,7 +364,9 @@ def _schemas() -> Json:
         "NotReady": exact(
             {
                 "status": {"const": "failed"},
-                "checks": exact({"database": text, "task_table": text}, optional=["task_table"]),
+                "checks": exact(
+                    {"database": text, "task_table": text, "privileges": text}, optional=["task_table", "privileges"]
+                ),
             }
         ),
         "Problem": exact(_problem_properties()),

@@ -3,7 +3,7 @@
 import asyncio
 
 import msgspec
-from sqlalchemy import text
+from sqlalchemy import literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -18,6 +18,11 @@ from tombstones.prepare import retirement_obstacle
 from tombstones.table import Shape
 
 READY_SECONDS = 1.0
+# What a failing read says of the checks: those that passed, and the one that did not.
+_FAILING = {
+    "task_store_missing": (("database",), "task_table"),
+    "tombstones_unavailable": (("database",), "privileges"),
+}
 
 
 def operations_routes() -> list[BaseRoute]:
@@ -46,14 +51,14 @@ async def ready(request: Request) -> Response:
     except TimeoutError:
         return _plain({"status": "failed", "checks": {"database": "no answer within a second"}}, 503)
     except SidecarError as error:
-        reached = {"database": "ok"} if error.code == "task_store_missing" else {}
-        failing = "task_table" if reached else "database"
-        return _plain({"status": "failed", "checks": {**reached, failing: error.detail}}, 503)
+        passed, failing = _FAILING.get(error.code, ((), "database"))
+        return _plain({"status": "failed", "checks": {**dict.fromkeys(passed, "ok"), failing: error.detail}}, 503)
     return _plain({"status": "ready", "checks": checks})
 
 
 async def _checks(conn: AsyncConnection, shape: Shape) -> dict[str, str]:
-    await conn.execute(text("SELECT 1"))
+    # privileges are checked before the first row is looked for
+    await conn.execute(select(literal(1)).select_from(shape.tasks).where(shape.alive()).limit(0))
     return {
         "database": "ok",
         "task_table": "ok",

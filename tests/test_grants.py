@@ -1,21 +1,53 @@
 """The grants of deploy/sql/grants.sql, proved with real roles: they suffice, and not one is too many."""
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from a2a.server.cluster.database_task_store import VersionedDatabaseTaskStore
+from a2a.server.tasks import DatabasePushNotificationConfigStore
 
 from tests import rig
 from tests.postgres import Server
 
+GRANTS = Path(__file__).parents[1] / "deploy/sql/grants.sql"
 PASSWORD = "the-password-of-the-role"
+INDEX = "/api/chat/sessions"
+
+pytestmark = pytest.mark.parametrize("kind", ["postgres"])
+
+MISSING, UNREADABLE, READ_ONLY = "task_store_missing", "tombstones_unavailable", "read_only"
+# Each privilege, and how the four are answered without it: read, retire, clear, sweep.
+READING: dict[str, Sequence[str]] = {
+    "USAGE public": (MISSING, MISSING, MISSING, MISSING),
+    "SELECT tasks": (UNREADABLE, READ_ONLY, READ_ONLY, UNREADABLE),
+    "SELECT tasks_session_tombstones": (UNREADABLE, "ok", READ_ONLY, UNREADABLE),
+    "SELECT tasks_task_tombstones": (UNREADABLE, "ok", "ok", UNREADABLE),
+}
+RETIRING: dict[str, Sequence[str]] = {
+    "DELETE tasks": ("ok", READ_ONLY, READ_ONLY, READ_ONLY),
+    "INSERT tasks_session_tombstones": ("ok", READ_ONLY, "ok", "ok"),
+    "INSERT tasks_task_tombstones": ("ok", "ok", READ_ONLY, "ok"),
+    "SELECT tasks_retirements": ("ok", READ_ONLY, READ_ONLY, "ok"),
+    "INSERT tasks_retirements": ("ok", READ_ONLY, READ_ONLY, "ok"),
+    "SELECT task_versions": ("ok", READ_ONLY, READ_ONLY, READ_ONLY),
+    "DELETE task_versions": ("ok", READ_ONLY, READ_ONLY, READ_ONLY),
+    "SELECT task_events": ("ok", READ_ONLY, READ_ONLY, READ_ONLY),
+    "DELETE task_events": ("ok", READ_ONLY, READ_ONLY, READ_ONLY),
+    "SELECT push_notification_configs": ("ok", READ_ONLY, READ_ONLY, READ_ONLY),
+    "DELETE push_notification_configs": ("ok", READ_ONLY, READ_ONLY, READ_ONLY),
+}
 
 
 @asynccontextmanager
 async def new_role(store: rig.Store, server: Server) -> AsyncIterator[str]:
-    """A login role without a privilege of its own; even those of PUBLIC are taken away."""
-    name = f"sidecar_test_{uuid.uuid4().hex}"
+    """A login role that may do nothing in the store's database but connect: PUBLIC may not use the schema either."""
+    name = f"role_{uuid.uuid4().hex}"
+    await store.raw("REVOKE ALL ON SCHEMA public FROM PUBLIC")
     await store.raw(f"CREATE ROLE {name} LOGIN PASSWORD '{PASSWORD}'")
-    await store.raw("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
     try:
         yield name
     finally:
@@ -27,3 +59,120 @@ def address(store: rig.Store, server: Server, role: str) -> str:
     """The store's URL as that role."""
     assert store.engine.url.database is not None
     return server.url(store.engine.url.database, role, PASSWORD)
+
+
+@pytest.fixture
+async def prepared(store: rig.Store) -> rig.Store:
+    """A prepared store of all the SDK's tables, with two sessions, and a third that is retired and was saved again."""
+    await VersionedDatabaseTaskStore(store.engine).initialize()
+    await DatabasePushNotificationConfigStore(store.engine).initialize()
+    await rig.prepare(store)
+    for session_id in ("chat-retired", "chat-kept", "chat-late"):
+        await store.turn(session_id)
+    await store.raw("INSERT INTO tasks_session_tombstones VALUES ('chat-late', now())")
+    return store
+
+
+@pytest.fixture
+async def role(prepared: rig.Store, cluster: Server) -> AsyncIterator[str]:
+    """A role without a grant in `prepared`."""
+    async with new_role(prepared, cluster) as name:
+        yield name
+
+
+async def grant(store: rig.Store, server: Server, role: str, parts: int) -> None:
+    """Run the first parts of the file, for a role of that name: reading, retiring, what the SDK keeps beside."""
+    reading, retiring = GRANTS.read_text("utf-8").split("-- Retiring", 1)
+    sql = reading if parts == 1 else f"{reading}-- {retiring}"
+    await server.execute(sql.replace("a2a_sidecar", role), store.engine.url.database)
+
+
+async def granted(store: rig.Store, role: str) -> set[str]:
+    """Every privilege of the role in the database, as `SELECT tasks`."""
+    acls = "SELECT relname AS name, relacl AS acl FROM pg_class UNION ALL SELECT nspname, nspacl FROM pg_namespace"
+    held = f"SELECT privilege_type, name FROM ({acls}) AS o, aclexplode(acl) WHERE grantee = CAST(:role AS regrole)"
+    return {f"{row.privilege_type} {row.name}" for row in await store.raw(held, role=role)}
+
+
+async def answers(client: httpx.AsyncClient, url: str, store: rig.Store) -> list[str]:
+    """How read, retire, clear and sweep are answered: "ok" or the error's code."""
+    responses = [
+        await client.get(f"{INDEX}/chat-kept/turns"),
+        await client.delete(f"{INDEX}/chat-retired"),
+        await client.delete(f"{INDEX}/chat-kept?retire=false"),
+    ]
+    assert [] == [each.text for each in responses if each.status_code not in (200, 503)]
+    return [each.json().get("code", "ok") for each in responses] + [await sweeping(store, url)]
+
+
+async def sweeping(store: rig.Store, url: str) -> str:
+    from sidecar.db import Database
+    from sidecar.errors import SidecarError
+    from sidecar.sweeper import sweep_all
+
+    database = Database(rig.config_for(store, database_url=url))
+    try:
+        assert 1 == await sweep_all(database)
+    except SidecarError as error:
+        return error.code
+    else:
+        return "ok"
+    finally:
+        await database.close()
+
+
+async def test_reading(prepared: rig.Store, role: str, cluster: Server, open_sidecar: rig.OpenSidecar) -> None:
+    """The first part alone serves every read, and retires nothing."""
+    await grant(prepared, cluster, role, 1)
+    assert set(READING) == await granted(prepared, role)
+    url = address(prepared, cluster, role)
+    client = await open_sidecar(prepared, database_url=url)
+    paths = (INDEX, f"{INDEX}?parked=true", f"{INDEX}/chat-kept", f"{INDEX}/chat-kept/turns")
+    assert [200] * 4 == [(await client.get(path)).status_code for path in paths]
+    ready = await client.get("/readyz")
+    assert (200, "unavailable: ") == (ready.status_code, ready.json()["checks"]["retirement"][:13])
+    assert ["ok", READ_ONLY, READ_ONLY, READ_ONLY] == await answers(client, url, prepared)
+
+
+async def test_retiring(prepared: rig.Store, role: str, cluster: Server, open_sidecar: rig.OpenSidecar) -> None:
+    """The whole file, which may be run twice, gives what reading, retiring, clearing and sweeping need."""
+    for _ in range(2):
+        await grant(prepared, cluster, role, 2)
+    assert set(READING) | set(RETIRING) == await granted(prepared, role)
+    url = address(prepared, cluster, role)
+    client = await open_sidecar(prepared, database_url=url)
+    ready = await client.get("/readyz")
+    assert (200, "ok") == (ready.status_code, ready.json()["checks"]["retirement"])
+    assert ["ok"] * 4 == await answers(client, url, prepared)
+    assert [] == await prepared.raw("SELECT id FROM tasks")
+
+
+async def test_retiring_without_the_tables_beside(
+    store: rig.Store, cluster: Server, open_sidecar: rig.OpenSidecar
+) -> None:
+    """An agent that has only the task table needs no more than the file gives then."""
+    await rig.prepare(store)
+    async with new_role(store, cluster) as role:
+        await grant(store, cluster, role, 2)
+        beside = ("task_versions", "task_events", "push_notification_configs")
+        expected = {each for each in {**READING, **RETIRING} if not each.endswith(beside)}
+        assert expected == await granted(store, role)
+        client = await open_sidecar(store, database_url=address(store, cluster, role))
+        assert 200 == (await client.delete(f"{INDEX}/chat-a")).status_code
+
+
+@pytest.mark.parametrize("privilege", [*READING, *RETIRING])
+async def test_every_privilege_is_needed(
+    privilege: str, prepared: rig.Store, role: str, cluster: Server, open_sidecar: rig.OpenSidecar
+) -> None:
+    """Without one of them something is refused, by a detail that names where it is lacking; `/readyz` names it too."""
+    await grant(prepared, cluster, role, 2)
+    what, name = privilege.split()
+    await prepared.raw(f"REVOKE {what} ON {'SCHEMA ' if what == 'USAGE' else ''}{name} FROM {role}")
+    url = address(prepared, cluster, role)
+    client = await open_sidecar(prepared, database_url=url)
+    ready = (await client.get("/readyz")).text
+    if what != "USAGE":
+        assert what in ready
+        assert name in ready
+    assert [*{**READING, **RETIRING}[privilege]] == await answers(client, url, prepared)

@@ -125,8 +125,8 @@ async def retirement_obstacle(conn: AsyncConnection, shape: Shape) -> str | None
         (file,) = (await conn.exec_driver_sql("SELECT file FROM pragma_database_list WHERE name = 'main'")).one()
         writable = os.access(file, os.W_OK) and os.access(Path(file).parent, os.W_OK)
         return None if writable else "unavailable: the database file or its folder is read-only for this process"
-    if (await conn.exec_driver_sql("SELECT pg_is_in_recovery()")).scalar_one():
-        return "unavailable: the database is a standby"
+    if (await conn.exec_driver_sql("SHOW transaction_read_only")).scalar_one() == "on":
+        return "unavailable: the database is read-only: a standby, or default_transaction_read_only"
     if shape.missing_side_tables:
         names = ", ".join(table.name for table in shape.missing_side_tables)
         return None if shape.may_create else f"unavailable: {names} is missing, and the role may not create it"
