@@ -45,8 +45,7 @@ def check(flags: Flags, as_json: bool) -> None:
 
     config = configured(flags)
     try:
-        # the one door that creates nothing of its own accord
-        checks = on_database(config, lambda database: database.alter(doctor.examine, config.session_prefix))
+        checks = on_database(config, lambda database: database.maintain(doctor.examine, config.session_prefix))
     except SidecarError as error:
         checks = [doctor.unreadable(error)]
     if show.wants_json(as_json):
@@ -67,7 +66,7 @@ def prepare(flags: Flags, dry_run: bool, undo: bool) -> None:
     from tombstones import prepare as ddl
 
     work = ddl.undo if undo else ddl.prepare
-    number = on_database(configured(flags), lambda database: database.alter(work, _say, dry_run=dry_run))
+    number = on_database(configured(flags), lambda database: database.maintain(work, _say, dry_run=dry_run))
     click.echo(f"statements {'to run' if dry_run else 'run'}: {number}", err=True)
 
 
@@ -246,7 +245,7 @@ def tombstones(flags: Flags, limit: int, as_json: bool) -> None:
     from sidecar import doctor
     from sidecar.wire import iso
 
-    found = on_database(configured(flags), lambda database: database.read(doctor.tombstones, limit))
+    found = on_database(configured(flags), lambda database: database.maintain(doctor.tombstones, limit))
     if show.wants_json(as_json):
         listed = [{"session_id": each, "retired_at": iso(at)} for each, at in found.newest]
         show.document({"retired_sessions": found.sessions, "cleared_tasks": found.tasks, "tombstones": listed})

@@ -1,30 +1,38 @@
-"""The only doors to a connection, `read`, `write` and `alter`; it knows drivers' faults and no query of the product.
+"""The only doors to a connection, `read`, `write` and `maintain`; it knows drivers' faults and no query of the product.
 
 Each door hands its work the connection and the store's shape, and turns a fault of the database into an error with a
-known answer.
+known answer. A read goes to the driver itself, a write through SQLAlchemy.
 """
 
 import asyncio
 import os
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import asyncpg
 from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError, DisconnectionError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.util import greenlet_spawn
 
 from sidecar import dsn
 from sidecar.config import Config
 from sidecar.errors import Busy, DatabaseUnavailable, ReadOnly, SidecarError, TaskStoreMissing, TombstonesUnavailable
+from sidecar.reading import Reading
 from tombstones.table import Shape, create_side_tables, introspect
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Work = Callable[Concatenate[AsyncConnection, Shape, P], Awaitable[T]]
+Read = Callable[Concatenate[Reading, Shape, P], Awaitable[T]]
+Write = Callable[Concatenate[AsyncConnection, Shape, P], Awaitable[T]]
+
+# What a statement raises: through SQLAlchemy, from a driver itself, from the network below it.
+FAULTS = (SQLAlchemyError, sqlite3.Error, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
 
 POOL_WAIT_SECONDS = 2.0
 LOCK_WAIT_SECONDS = 2.0
@@ -36,6 +44,10 @@ SHAPE_SECONDS = 1.0
 CREATION_PAUSE_SECONDS = 30.0
 _SQLITE_STEPS_BETWEEN_CHECKS = 50_000
 RETRY_AFTER = {"Retry-After": "2"}
+
+
+class WrongTableError(TaskStoreMissing):
+    """There is a table of the name, and it is not the SDK's."""
 
 
 class Database:
@@ -50,7 +62,6 @@ class Database:
         self._patient = (engine or _create_engine(self._dsn, config, patient=True)).execution_options(
             isolation_level="AUTOCOMMIT"
         )
-        self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._shape: Shape | None = None
         self._shape_read_at = 0.0
         self._may_create_after = 0.0
@@ -64,27 +75,20 @@ class Database:
             await self._engine.dispose()
             await self._patient.dispose()
 
-    async def read(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs a reader on an autocommit connection. Raises a SidecarError for every fault of the database.
-
-        A cancelled caller leaves at once and the reader still ends by itself: a driver that is interrupted loses its
-        connection, or keeps the caller waiting.
-        """
-        return await self._to_its_end(self._read_twice(work, *args, **kwargs))
-
-    async def _read_twice(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def read(self, work: Read[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs a reader. Raises a SidecarError for every fault of the database."""
         try:
             return await self._read(work, *args, **kwargs)
-        except (SQLAlchemyError, OSError) as error:
-            if not _is_stale(error):
+        except FAULTS as error:
+            if not _is_stale(error) and not _is_lost(error):
                 raise self._fault(error) from error
         self._shape = None
         try:
             return await self._read(work, *args, **kwargs)
-        except (SQLAlchemyError, OSError) as error:
+        except FAULTS as error:
             raise self._fault(error) from error
 
-    async def write(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def write(self, work: Write[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs a writer in one durable transaction, to its end even when the caller is cancelled.
 
         Raises a SidecarError for every fault of the database; anything the writer raises rolls back.
@@ -97,33 +101,32 @@ class Database:
         running.add_done_callback(self._running.discard)
         return await asyncio.shield(running)
 
-    async def shape(self) -> Shape:
-        """The store as it stands now, with nothing created. Raises a SidecarError when it cannot be read."""
-        return await self.read(_same_shape)
+    async def maintain(self, work: Write[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs an inspection or DDL through SQLAlchemy in autocommit, and creates nothing of its own accord.
 
-    async def alter(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs DDL on an autocommit connection, which it does not share: its session settings go with it.
-
-        Raises a SidecarError for every fault of the database.
+        It takes its time, and ends even when the caller is cancelled. Raises a SidecarError for every fault.
         """
+        return await self._to_its_end(self._maintain(work, *args, **kwargs))
+
+    async def _maintain(self, work: Write[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             async with self._patient.connect() as conn:
                 shape = self._usable(await introspect(conn, self._name, self._schema))
-                try:
-                    return await work(conn, shape, *args, **kwargs)
-                finally:
-                    await conn.invalidate()
-        except (SQLAlchemyError, OSError) as error:
-            raise self._fault(error, writing=True) from error
+                return await work(conn, shape, *args, **kwargs)
+        except FAULTS as error:
+            raise self._fault(error) from error
         finally:
             self._shape = None
 
-    async def _read(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _read(self, work: Read[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         shape = await self._current_shape()
-        async with self._reading.connect() as conn:
-            return await work(conn, shape, *args, **kwargs)
+        pooled = await self._engine.raw_connection()
+        try:
+            return await work(Reading(pooled.driver_connection, self._engine.dialect), shape, *args, **kwargs)
+        finally:
+            await greenlet_spawn(pooled.close)
 
-    async def _write(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _write(self, work: Write[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         committing = False
         try:
             await self._create_side_tables(await self._introspected())
@@ -133,7 +136,7 @@ class Database:
                 result = await work(conn, shape, *args, **kwargs)
                 committing = True
             return result
-        except (SQLAlchemyError, OSError) as error:
+        except FAULTS as error:
             fault = self._fault(error, writing=True)
             if committing and isinstance(fault, DatabaseUnavailable):
                 raise DatabaseUnavailable(
@@ -156,7 +159,8 @@ class Database:
                     yield conn
 
     async def _introspected(self) -> Shape:
-        async with self._reading.connect() as conn:
+        async with self._engine.connect() as conn:
+            await conn.execution_options(isolation_level="AUTOCOMMIT")
             return self._usable(await introspect(conn, self._name, self._schema))
 
     async def _current_shape(self) -> Shape:
@@ -168,7 +172,7 @@ class Database:
             try:
                 await self._create_side_tables(shape, lock_wait=0.25)
                 shape = await self._introspected()
-            except (SQLAlchemyError, SidecarError):
+            except (*FAULTS, SidecarError):
                 # no table: nothing was ever retired through us, so the read is right without it
                 self._may_create_after = time.monotonic() + CREATION_PAUSE_SECONDS
         # absence is never believed: another sidecar may create the tables and retire a moment later
@@ -204,7 +208,7 @@ class Database:
             raise TaskStoreMissing(self._missing())
         if shape.missing_columns:
             missing = ", ".join(shape.missing_columns)
-            raise TaskStoreMissing(f"The table {shape.name} has no column {missing}: it is no task table of the SDK.")
+            raise WrongTableError(f"The table {shape.name} has no column {missing}: it is no task table of the SDK.")
         return shape
 
     def _missing(self) -> str:
@@ -233,10 +237,8 @@ class Database:
         sqlstate = getattr(cause, "sqlstate", None)
         if sqlstate is not None:
             return self._postgres_fault(error, sqlstate, writing)
-        if isinstance(error, OSError) or (isinstance(error, DBAPIError) and error.connection_invalidated):
+        if _is_lost(error) or isinstance(error, OSError):
             return DatabaseUnavailable("The database does not answer. Try again in a moment.", RETRY_AFTER)
-        if isinstance(error, DBAPIError) and type(cause).__name__ in ("InterfaceError", "InternalClientError"):
-            return DatabaseUnavailable("The connection to the database was lost. Try again in a moment.", RETRY_AFTER)
         raise error
 
     def _sqlite_fault(self, error: Exception, name: str) -> SidecarError:
@@ -281,6 +283,8 @@ class Database:
 
 def _privilege_fault(message: str, writing: bool) -> SidecarError:
     """Names what to grant; without SELECT on the tombstones nobody can know what is retired, so reads fail closed."""
+    if "must be owner" in message:
+        return ReadOnly("The role does not own the task table. Run this as its owner.")
     refused = message.partition("permission denied for ")[2].splitlines()
     what = refused[0].split("\n")[0] if refused else "the task store"
     if what.startswith("database "):  # its name belongs to the address
@@ -288,21 +292,6 @@ def _privilege_fault(message: str, writing: bool) -> SidecarError:
     if not writing:
         return TombstonesUnavailable(f"The role lacks SELECT on {what}. Run the grants of deploy/sql/grants.sql.")
     return ReadOnly(f"The role lacks a privilege on {what}. Run the grants of deploy/sql/grants.sql.")
-
-
-async def _same_shape(conn: AsyncConnection, shape: Shape) -> Shape:
-    return shape
-
-
-@asynccontextmanager
-async def snapshot(conn: AsyncConnection) -> AsyncIterator[None]:
-    """Several selects that see one state of the database; Python's sqlite3 opens no transaction for a SELECT."""
-    sqlite = conn.dialect.name == "sqlite"
-    await conn.exec_driver_sql("BEGIN" if sqlite else "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-    try:
-        yield
-    finally:
-        await conn.exec_driver_sql("ROLLBACK")
 
 
 @asynccontextmanager
@@ -327,12 +316,19 @@ async def _sqlite_transaction(conn: AsyncConnection, lock_wait: float) -> AsyncI
 
 def _is_stale(error: Exception) -> bool:
     """The statement met another schema than the one it was made for: a migration, a dropped table, a cached plan."""
-    cause = error.orig if isinstance(error, DBAPIError) else None
+    cause = error.orig if isinstance(error, DBAPIError) else error
     if getattr(cause, "sqlstate", None) in ("42703", "42P01", "0A000"):
         return True
     return getattr(cause, "sqlite_errorname", "") == "SQLITE_ERROR" and any(
         sign in str(cause) for sign in ("no such column", "no such table", "has no column")
     )
+
+
+def _is_lost(error: Exception) -> bool:
+    """The connection went away under the statement: a restart of the server, a network in between."""
+    if isinstance(error, DBAPIError):
+        return error.connection_invalidated or isinstance(error.orig, asyncpg.InterfaceError)
+    return isinstance(error, asyncpg.InterfaceError | asyncpg.PostgresConnectionError | ConnectionError)
 
 
 def _create_engine(source: dsn.Dsn, config: Config, *, patient: bool = False) -> AsyncEngine:
@@ -356,12 +352,23 @@ def _create_engine(source: dsn.Dsn, config: Config, *, patient: bool = False) ->
         arguments = {**source.arguments, "server_settings": settings}
         if not patient:  # a server or network that is gone without a word would hold the request for good
             arguments["command_timeout"] = config.statement_timeout + SILENCE_SECONDS
-        return create_async_engine(source.url, connect_args=arguments, pool_pre_ping=True, **common)
+        engine = create_async_engine(source.url, connect_args=arguments, **common)
+        _guard_connections(engine)
+        return engine
     # autocommit: a transaction begins where we say BEGIN, and nowhere else
     arguments = {"timeout": config.statement_timeout, "isolation_level": None}
     engine = create_async_engine(source.url, connect_args=arguments, **common)
     _guard_file(engine, source.path, config.statement_timeout)
     return engine
+
+
+def _guard_connections(engine: AsyncEngine) -> None:
+    """Leaves a connection that its server has closed; the driver knows of it without asking."""
+
+    @event.listens_for(engine.sync_engine, "checkout")
+    def _on_checkout(connection: Any, record: Any, proxy: Any) -> None:
+        if connection.driver_connection.is_closed():
+            raise DisconnectionError("the server closed the connection")
 
 
 def _guard_file(engine: AsyncEngine, path: Path, timeout: float) -> None:

@@ -147,13 +147,7 @@ class DatabaseUnavailable(SidecarError):
 
 def codes() -> list[type[SidecarError]]:
     """Every error class, by status and code: the source of the documentation and of the OpenAPI description."""
-    found: list[type[SidecarError]] = []
-    queue = SidecarError.__subclasses__()
-    while queue:
-        error = queue.pop()
-        queue.extend(error.__subclasses__())
-        found.append(error)
-    return sorted(found, key=lambda error: (error.status, error.code))
+    return sorted(SidecarError.__subclasses__(), key=lambda error: (error.status, error.code))
 
 
 def problem(error: SidecarError, request_id: str) -> Response:

@@ -47,7 +47,7 @@ async def ready(request: Request) -> Response:
     database: Database = request.app.state.database
     try:
         async with asyncio.timeout(READY_SECONDS):
-            checks = await database.read(_checks)
+            checks = await database.maintain(_checks)
     except TimeoutError:
         return _plain({"status": "failed", "checks": {"database": "no answer within a second"}}, 503)
     except SidecarError as error:

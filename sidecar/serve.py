@@ -9,14 +9,16 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 
 import uvicorn
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.applications import Starlette
 
 from sidecar import observe
 from sidecar.app import create_app
 from sidecar.config import Config, ConfigError, check_serve
-from sidecar.db import Database
-from sidecar.errors import SidecarError, TaskStoreMissing
+from sidecar.db import Database, WrongTableError
+from sidecar.errors import SidecarError
 from tombstones.prepare import prepare
+from tombstones.table import Shape
 
 # uvicorn's own steps around it take less than two seconds more: ten in all
 GRACE_SECONDS = 8
@@ -79,21 +81,23 @@ async def _look(database: Database) -> None:
     """Tells of a store that cannot be read yet. Raises ConfigError for a table that can never be read."""
     try:
         async with asyncio.timeout(LOOK_SECONDS):
-            await database.shape()
+            await database.maintain(_nothing)
     except TimeoutError:
         _warn("The database has not answered yet.")
-    except TaskStoreMissing as error:
-        if "has no column" in error.detail:
-            raise ConfigError([f"SIDECAR_TASKS_TABLE: {error.detail}"]) from None
-        _warn(error.detail)
+    except WrongTableError as error:
+        raise ConfigError([f"SIDECAR_TASKS_TABLE: {error.detail}"]) from None
     except SidecarError as error:
         _warn(error.detail)
+
+
+async def _nothing(conn: AsyncConnection, shape: Shape) -> None:
+    """That the shape could be read is the answer."""
 
 
 async def _prepare(database: Database) -> None:
     """What `a2a-sidecar prepare` does; without it the store is slower and not wrong, so a failure ends nothing."""
     try:
-        number = await database.alter(prepare, lambda statement: None)
+        number = await database.maintain(prepare, lambda statement: None)
         observe.emit(observe.Note(logging.INFO, f"prepared the store: {number} statements"))
     except SidecarError as error:
         _warn(f"The store was not prepared: {error.detail}")

@@ -27,7 +27,7 @@ RECENT = timedelta(hours=24)
 
 async def sweep_all(database: Database, since: timedelta | None = None) -> int:
     """Deletes the late rows and tells of each session; answers how many went. Raises a SidecarError."""
-    task_ids = await database.read(_late_rows, since)
+    task_ids = await database.maintain(_late_rows, since)
     swept: Counter[str] = Counter()
     for start in range(0, len(task_ids), SWEEP_BATCH):
         swept.update(await database.write(_sweep_alone, task_ids[start : start + SWEEP_BATCH]))

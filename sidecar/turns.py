@@ -5,21 +5,37 @@ not order them, since their time stands inside the status: then the keys are ord
 id, both in one snapshot.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, Select, and_, case, func, literal, literal_column, or_, select, tuple_
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import (
+    ARRAY,
+    ColumnElement,
+    DateTime,
+    FromClause,
+    Integer,
+    Select,
+    String,
+    and_,
+    case,
+    func,
+    literal,
+    literal_column,
+    or_,
+    select,
+    tuple_,
+)
 
-from sidecar.db import snapshot
-from sidecar.wire import Cell, Turn, decode_cursor, encode_cursor
+from sidecar.reading import STATEMENTS_KEPT, Reading, parameter
+from sidecar.wire import CELLS, Cell, Turn, decode_cursor, encode_cursor
 from tombstones.state import parse_time, read_status
 from tombstones.table import Shape
 
-CELLS = ("status", "artifacts", "history")
 Order = Literal["activity", "created"]
 
 
@@ -97,102 +113,142 @@ def activity_rank(key: Key) -> tuple[Any, ...]:
     return (key.activity or datetime.max, *creation_rank(key))
 
 
-async def read(conn: AsyncConnection, shape: Shape, window: Window) -> Page:
+async def read(conn: Reading, shape: Shape, window: Window) -> Page:
     """The newest turns of a session that are older than the cursor. Raises CursorError for a foreign one."""
     after = decode_cursor(window.cursor, window.bound_to, Key) if window.cursor is not None else None
+    bounds = {"cap": window.max_turn_bytes, "room": window.max_page_bytes}
+    mine = {"session_id": window.session_id}
     if "last_updated" in shape.columns and (after is None or after.by_sql):
-        rows = (await conn.execute(_with_cells(shape, window, _newest(shape, window, after)))).all()
-        if not any(_is_misplaced(row, window.order) for row in rows):
+        newest = _newest(shape, window.order, window.owners, after is not None)
+        start = {} if after is None else _rank_values(shape, after)
+        rows = await conn.fetch(newest, {**mine, **bounds, **start, "rows": window.limit + 1})
+        if _are_ordered(rows, window.order) or (not rows and after is not None):
             return _page(rows, window, by_sql=True)
-    async with snapshot(conn):
-        places = await _places(conn, shape, window, after)
-        chosen = select(*key_columns(shape), case(places, value=shape.tasks.c.id).label("place"))
-        page = chosen.where(shape.tasks.c.id.in_(places), _visible(shape, window))
-        rows = (await conn.execute(_with_cells(shape, window, page))).all() if places else []
+    async with conn.snapshot():
+        task_ids: Any = _places(await conn.fetch(_keys(shape, window.owners), mine), window, after)
+        wanted = json.dumps(task_ids) if shape.sqlite else task_ids
+        rows = await conn.fetch(_chosen(shape, window.owners), {**mine, **bounds, "task_ids": wanted})
     return _page(rows, window, by_sql=False)
 
 
-def _visible(shape: Shape, window: Window) -> ColumnElement[bool]:
-    mine = shape.tasks.c.context_id == window.session_id
-    return and_(mine, shape.alive(), shape.owned_by(window.owners))
+def _visible(shape: Shape, owners: frozenset[str] | None) -> ColumnElement[bool]:
+    mine = shape.tasks.c.context_id == parameter("session_id", String())
+    return and_(mine, shape.alive(), shape.owned_by(owners))
 
 
-def _is_misplaced(row: Row[Any], order: Order) -> bool:
-    """SQL put a row without last_updated last; its true place may be another."""
-    if row.last_updated is not None:
-        return False
-    return order == "activity" or (row.sequence is None and row.created is None)
+def _are_ordered(rows: Sequence[Any], order: Order) -> bool:
+    """SQL could order the session's turns: by activity when each has last_updated, by creation when it is known."""
+    if order == "activity":
+        return bool(rows) and not rows[0].has_undated
+    return all(row.last_updated is not None or row.sequence is not None or row.created is not None for row in rows)
 
 
-def _ranks(shape: Shape, order: Order) -> list[ColumnElement[Any]]:
-    """`creation_rank` and `activity_rank` in SQL, for rows that have last_updated; the others count as newest."""
-    far: ColumnElement[Any] = literal_column(
-        "'9999-12-31 23:59:59.999999'" if shape.sqlite else "'infinity'::timestamp"
-    )
-    activity = func.coalesce(shape.last_updated, far)
+def _ranks(shape: Shape, order: Order, rows: FromClause) -> dict[str, ColumnElement[Any]]:
+    """`creation_rank` and `activity_rank` in SQL; turns without last_updated count as newest."""
+    activity: ColumnElement[Any] = rows.c.last_updated
+    creation: dict[str, ColumnElement[Any]] = {}
     if shape.sqlite:
-        creation: list[ColumnElement[Any]] = [shape.sequence]
+        creation["sequence"] = rows.c.sequence
     else:
-        creation = [activity, shape.tasks.c.id]
         if shape.has_creation_order:
-            creation.insert(0, func.coalesce(shape.created, literal_column("'-infinity'::timestamptz")))
-    return creation if order == "created" else [activity, *creation]
+            creation["created"] = func.coalesce(rows.c.created, literal_column("'-infinity'::timestamptz"))
+        if order == "created":
+            creation["activity"] = func.coalesce(activity, literal_column("'infinity'::timestamp"))
+        creation["task_id"] = rows.c.id
+    return creation if order == "created" else {"activity": activity, **creation}
 
 
-def _rank_values(shape: Shape, order: Order, key: Key) -> list[Any]:
-    activity: Any = key.activity or datetime.max
-    if shape.sqlite:
-        creation: list[Any] = [key.sequence]
-        activity = activity.isoformat(" ", "microseconds")
-    else:
-        creation = [activity, key.task_id]
-        if shape.has_creation_order:
-            creation.insert(0, key.created or _BEFORE_ALL)
-    return creation if order == "created" else [activity, *creation]
+def _rank_values(shape: Shape, key: Key) -> dict[str, Any]:
+    activity = key.activity or datetime.max
+    return {
+        "activity": activity.isoformat(" ", "microseconds") if shape.sqlite else activity,
+        "created": key.created or _BEFORE_ALL,
+        "sequence": key.sequence,
+        "task_id": key.task_id,
+    }
 
 
-def _newest(shape: Shape, window: Window, after: Key | None) -> Select[Any]:
-    """The keys of a page and of one row more, numbered from the newest."""
-    ranks = _ranks(shape, window.order)
-    newest_first = [rank.desc() for rank in ranks]
-    keys = select(*key_columns(shape), func.row_number().over(order_by=newest_first).label("place"))
-    keys = keys.where(_visible(shape, window)).order_by(*newest_first).limit(window.limit + 1)
-    if after is not None:
-        values = [literal(value) for value in _rank_values(shape, window.order, after)]
-        keys = keys.where(tuple_(*ranks) < tuple_(*values))
-    return keys
+def _rank_parameters(shape: Shape, ranks: dict[str, ColumnElement[Any]]) -> list[ColumnElement[Any]]:
+    kinds = {
+        "activity": String() if shape.sqlite else DateTime(),
+        "created": DateTime(timezone=True),
+        "sequence": Integer(),
+        "task_id": String(),
+    }
+    return [parameter(name, kinds[name]) for name in ranks]
 
 
-async def _places(conn: AsyncConnection, shape: Shape, window: Window, after: Key | None) -> dict[str, int]:
-    """The same from the keys of the whole session: task id to place."""
+@lru_cache(STATEMENTS_KEPT)
+def _newest(shape: Shape, order: Order, owners: frozenset[str] | None, continues: bool) -> Select[Any]:
+    """The turns of a page and one more, numbered from the newest."""
+    undated = _visible(shape, owners) & shape.last_updated.is_(None)
+    has_undated = select(literal(1)).where(undated).exists().select().scalar_subquery()
+    mine = select(*key_columns(shape), has_undated.label("has_undated")).where(_visible(shape, owners))
+    if order == "activity":
+        mine = mine.where(shape.last_updated.is_not(None))
+    keys = mine.subquery("mine")
+    ranks = _ranks(shape, order, keys)
+    page = select(keys).order_by(*(rank.desc() for rank in ranks.values())).limit(parameter("rows", Integer()))
+    if continues:
+        page = page.where(tuple_(*ranks.values()) < tuple_(*_rank_parameters(shape, ranks)))
+    found = page.subquery("found")
+    newest_first = [rank.desc() for rank in _ranks(shape, order, found).values()]
+    return _with_cells(shape, select(found, func.row_number().over(order_by=newest_first).label("place")))
+
+
+@lru_cache(STATEMENTS_KEPT)
+def _keys(shape: Shape, owners: frozenset[str] | None) -> Select[Any]:
+    """The keys of the whole session."""
+    return select(*key_columns(shape)).where(_visible(shape, owners))
+
+
+def _places(rows: Sequence[Any], window: Window, after: Key | None) -> list[str]:
+    """The task ids of a page and one more, from the newest."""
     rank = creation_rank if window.order == "created" else activity_rank
-    rows = await conn.execute(select(*key_columns(shape)).where(_visible(shape, window)))
     keys = sorted(map(key_of, rows), key=rank, reverse=True)
     if after is not None:
         keys = [key for key in keys if rank(key) < rank(after)]
-    return {key.task_id: place for place, key in enumerate(keys[: window.limit + 1], 1)}
+    return [key.task_id for key in keys[: window.limit + 1]]
 
 
-def _with_cells(shape: Shape, window: Window, keys: Select[Any]) -> Select[Any]:
+@lru_cache(STATEMENTS_KEPT)
+def _chosen(shape: Shape, owners: frozenset[str] | None) -> Select[Any]:
+    """The turns of `task_ids`, numbered in their order: a JSON array on SQLite, an array on PostgreSQL."""
+    if shape.sqlite:
+        wanted = func.json_each(parameter("task_ids", String())).table_valued("value", "key")
+        place = wanted.c.key + 1
+    else:
+        wanted = func.unnest(parameter("task_ids", ARRAY(String))).table_valued("value", with_ordinality="key")
+        wanted = wanted.render_derived(name="wanted")
+        place = wanted.c.key
+    keys = select(*key_columns(shape), place.label("place")).join_from(
+        wanted, shape.tasks, shape.tasks.c.id == wanted.c.value
+    )
+    return _with_cells(shape, keys.where(_visible(shape, owners)))
+
+
+def _with_cells(shape: Shape, keys: Select[Any]) -> Select[Any]:
     """The page's cells, sized first: none over its cap is fetched, nor a turn that the whole page has no room for."""
+    cap, room = (parameter(name, Integer()) for name in ("cap", "room"))
     page, tasks = keys.cte("page"), shape.tasks
     sizes = [shape.octets(name).label(f"{name}_octets") for name in CELLS]
-    sized = select(page, *sizes).join(tasks, tasks.c.id == page.c.id).cte("sized")
+    # materialized: PostgreSQL would unpack the cells again for every mention of a size
+    sized = select(page, *sizes).join(tasks, tasks.c.id == page.c.id).cte("sized").prefix_with("MATERIALIZED")
     octets = [sized.c[f"{name}_octets"] for name in CELLS]
-    weight = sum((case((size <= window.max_turn_bytes, size), else_=0) for size in octets), start=literal(0))
+    # the artifacts count twice: their text is in the answer, too
+    weight = sum((case((size <= cap, size), else_=0) for size in (*octets, octets[1])), start=literal(0))
     weighed = select(sized, func.sum(weight).over(order_by=sized.c.place).label("running")).cte("weighed")
-    fits = or_(weighed.c.running <= window.max_page_bytes, weighed.c.place == 1)
+    fits = or_(weighed.c.running <= room, weighed.c.place == 1)
     cells = [
-        case((and_(fits, weighed.c[f"{name}_octets"] <= window.max_turn_bytes), shape.stored(name))).label(
-            f"{name}_text"
-        )
+        case((and_(fits, weighed.c[f"{name}_octets"] <= cap), shape.stored(name))).label(f"{name}_text")
         for name in CELLS
     ]
-    return select(weighed, fits.label("fits"), *cells).join(tasks, tasks.c.id == weighed.c.id).order_by(weighed.c.place)
+    # not ordered here: the database would carry the cells through its sort
+    return select(weighed, fits.label("fits"), *cells).join(tasks, tasks.c.id == weighed.c.id)
 
 
-def _page(rows: Sequence[Row[Any]], window: Window, *, by_sql: bool) -> Page:
-    shown = [row for row in rows[: window.limit] if row.fits]
+def _page(rows: Sequence[Any], window: Window, *, by_sql: bool) -> Page:
+    shown = [row for row in sorted(rows, key=lambda row: row.place)[: window.limit] if row.fits]
     older = None
     if shown and len(shown) < len(rows):
         last = msgspec.structs.replace(key_of(shown[-1]), by_sql=by_sql)
@@ -200,6 +256,6 @@ def _page(rows: Sequence[Row[Any]], window: Window, *, by_sql: bool) -> Page:
     return Page([_turn(row) for row in reversed(shown)], older)
 
 
-def _turn(row: Row[Any]) -> Turn:
+def _turn(row: Any) -> Turn:
     cells = [Cell(getattr(row, f"{name}_text"), getattr(row, f"{name}_octets")) for name in CELLS]
     return Turn(row.id, read_status(row.status_text).state, key_of(row).activity, *cells)

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 T = TypeVar("T")
+CELLS = ("status", "artifacts", "history")
 
 _encode = msgspec.json.encode
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -56,29 +57,38 @@ class Turn:
 
 def turns_body(turns: Iterable[Turn]) -> bytes:
     """`{"turns": [...]}` of seed 003, each turn's keys in its order."""
-    return b'{"turns":[' + b",".join(map(_turn, turns)) + b"]}"
+    pieces = [b'{"turns":[']
+    for number, turn in enumerate(turns):
+        if number:
+            pieces.append(b",")
+        _append_turn(pieces, turn)
+    pieces.append(b"]}")
+    # one join of everything: the cells are copied once
+    return b"".join(pieces)
 
 
-def _turn(turn: Turn) -> bytes:
+def _append_turn(pieces: list[bytes], turn: Turn) -> None:
     omitted: list[str] = []
     status = _spliced("status", turn.status, b"{}", omitted)
-    artifacts = _spliced("artifacts", turn.artifacts, b"[]", omitted)
+    artifacts, text = _artifacts(turn.artifacts, omitted)
     history = _spliced("history", turn.history, b"[]", omitted)
-    return b"".join(
-        (
-            b'{"task_id":' + _string(turn.task_id),
-            b',"state":' + _string(turn.state),
-            b',"last_updated":' + _encode(iso(turn.activity)),
-            b',"text":' + _string(artifact_text(artifacts)),
-            b',"status":',
-            status,
-            b',"artifacts":',
-            artifacts,
-            b',"history":',
-            history,
-            b',"omitted":' + _encode(omitted) if omitted else b"",
-            b"}",
-        )
+    pieces += (
+        b'{"task_id":',
+        _string(turn.task_id),
+        b',"state":',
+        _string(turn.state),
+        b',"last_updated":',
+        _encode(iso(turn.activity)),
+        b',"text":',
+        _string(text),
+        b',"status":',
+        status,
+        b',"artifacts":',
+        artifacts,
+        b',"history":',
+        history,
+        b',"omitted":' + _encode(omitted) if omitted else b"",
+        b"}",
     )
 
 
@@ -92,20 +102,37 @@ def _spliced(name: str, cell: Cell, empty: bytes, omitted: list[str]) -> bytes:
     return empty if empty == b"[]" and cell.text.strip() == b"null" else cell.text
 
 
+def _artifacts(cell: Cell, omitted: list[str]) -> tuple[bytes, str]:
+    """The artifacts as `_spliced` gives them, and their text; what the SDK writes is checked and read in one pass."""
+    if cell.text is not None:
+        try:
+            _check_utf8(cell.text)
+            return cell.text, _joined(_decode_artifacts(cell.text))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            pass
+    artifacts = _spliced("artifacts", cell, b"[]", omitted)
+    return artifacts, "".join(_odd_texts(artifacts))
+
+
 _skim = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def is_strict_json(text: bytes) -> bool:
     """RFC 8259, UTF-8, no NaN or Infinity, nesting that a JSON library follows; numbers of any size."""
     try:
-        # skimming does not look into strings
-        text.isascii() or text.decode()
+        _check_utf8(text)
         _skim(text)
     except UnicodeDecodeError:
         return False
     except (msgspec.DecodeError, RecursionError):
         return _is_json_with_lone_surrogates(text)
     return True
+
+
+def _check_utf8(text: bytes) -> None:
+    """Raises UnicodeDecodeError: msgspec does not look into strings that it skips."""
+    if not text.isascii():
+        text.decode()
 
 
 def _is_json_with_lone_surrogates(text: bytes) -> bool:
@@ -121,27 +148,20 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(constant)
 
 
-class _Part(msgspec.Struct):
-    text: str | None = None
-    kind: str | None = None
+class _Part(msgspec.Struct, gc=False):
+    text: str = ""
 
 
-class _Artifact(msgspec.Struct):
+class _Artifact(msgspec.Struct, gc=False):
     parts: list[_Part] = msgspec.field(default_factory=list)
 
 
 _decode_artifacts = msgspec.json.Decoder(list[_Artifact]).decode
 
 
-def artifact_text(artifacts: bytes) -> str:
+def _joined(artifacts: list[_Artifact]) -> str:
     """The text parts of all artifacts in stored order, joined with nothing: a streamed answer is one part a chunk."""
-    try:
-        decoded = _decode_artifacts(artifacts)
-    except (msgspec.MsgspecError, RecursionError):
-        return "".join(_odd_texts(artifacts))
-    return "".join(
-        part.text for each in decoded for part in each.parts if part.text is not None and part.kind in (None, "text")
-    )
+    return "".join([part.text for artifact in artifacts for part in artifact.parts])
 
 
 def _odd_texts(artifacts: bytes) -> Iterable[str]:
@@ -149,7 +169,7 @@ def _odd_texts(artifacts: bytes) -> Iterable[str]:
     for artifact in _dicts(json.loads(artifacts, parse_int=float)):
         for part in _dicts(artifact.get("parts")):
             text = part.get("text")
-            if isinstance(text, str) and part.get("kind", "text") in (None, "text"):
+            if isinstance(text, str):
                 yield text
 
 
@@ -191,7 +211,7 @@ def session_row(session: Session, *, with_state: bool) -> dict[str, Any]:
 
 def etag(body: bytes) -> str:
     """A weak validator that changes with every change of the answer, artifact chunks included."""
-    return f'W/"{hashlib.blake2b(body, digest_size=16).hexdigest()}"'
+    return f'W/"{hashlib.sha256(body).hexdigest()[:32]}"'
 
 
 CURSOR_VERSION = 1

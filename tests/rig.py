@@ -16,7 +16,7 @@ from a2a.server.context import ServerCallContext
 from a2a.server.tasks import DatabaseTaskStore
 from a2a.types import Task
 from google.protobuf.json_format import ParseDict  # type: ignore[import-untyped]  # protobuf ships no types
-from sqlalchemy import make_url, text
+from sqlalchemy import event, make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 from starlette.applications import Starlette
@@ -247,6 +247,21 @@ async def prepare(store: Store) -> None:
 
     database = Database(config_for(store))
     try:
-        await database.alter(run, lambda statement: None)
+        await database.maintain(run, lambda statement: None)
     finally:
         await database.close()
+
+
+def spy(app: Starlette) -> list[str]:
+    """The SQL that the app's drivers are given from now on; to be called before its first request."""
+    statements: list[str] = []
+
+    @event.listens_for(app.state.database._engine.sync_engine, "connect")
+    def _on_connect(connection: Any, record: Any) -> None:
+        driver = connection.driver_connection
+        if hasattr(driver, "add_query_logger"):
+            driver.add_query_logger(lambda query: statements.append(query.query))
+        else:
+            connection.run_async(lambda opened: opened.set_trace_callback(statements.append))
+
+    return statements

@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import event
 from starlette.routing import Route
 
 from sidecar import openapi
@@ -69,9 +68,7 @@ class Gate:
 async def gate(store: rig.Store, tokens_file: Path) -> AsyncIterator[Gate]:
     await store.turn(SESSION, owner="alice")
     app = create_app(rig.config_for(store, tokens_file=tokens_file))
-    statements: list[str] = []
-    engine = app.state.database._engine.sync_engine
-    event.listen(engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
+    statements = rig.spy(app)
     async with rig.client(app, token=None) as client:
         yield Gate(client, statements)
 

@@ -38,9 +38,10 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def restored_logging() -> Iterator[None]:
-    """Gives the test process its own logging back."""
+    """Gives the test process its own logging back, and lets each test sweep for the first time."""
     handlers, level = logging.root.handlers[:], logging.getLogger("sidecar").level
     logging.root.handlers.clear()
+    observe._swept_sessions.clear()
     yield
     logging.root.handlers[:] = handlers
     logging.getLogger("sidecar").setLevel(level)

@@ -4,12 +4,23 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import event
 
 from tests import rig
 
 INDEX = "/api/chat/sessions"
 NAMES = ("0.3.26", "1.3.0", "mixed-0.3.26-to-1.3.0")
+
+
+@pytest.fixture(params=["plain", "prepared"])
+def open_sidecar(open_sidecar: rig.OpenSidecar, request: pytest.FixtureRequest) -> rig.OpenSidecar:
+    """Every behaviour on a store as the SDK leaves it, and on a prepared one, which is read along its indexes."""
+
+    async def start(store: rig.Store, **settings: Any) -> httpx.AsyncClient:
+        if request.param == "prepared":
+            await rig.prepare(store)
+        return await open_sidecar(store, **settings)
+
+    return start
 
 
 async def listed(client: httpx.AsyncClient, **params: Any) -> list[dict[str, Any]]:
@@ -170,12 +181,7 @@ async def test_index_reads_no_transcript(store: rig.Store, open_sidecar: rig.Ope
 
     await store.turn("chat-a", "input-required")
     app = create_app(rig.config_for(store))
-    statements: list[str] = []
-    event.listen(
-        app.state.database._engine.sync_engine,
-        "before_cursor_execute",
-        lambda conn, cursor, statement, *rest: statements.append(statement),
-    )
+    statements = rig.spy(app)
     async with rig.client(app) as client:
         await listed(client)
         await listed(client, parked="true")

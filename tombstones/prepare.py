@@ -28,18 +28,22 @@ _POLL_SECONDS = 0.2
 
 
 def index_bodies(shape: Shape) -> dict[str, str]:
-    """Our indexes on the task table, name to definition: by session, by activity, and of what may be parked."""
-    creation = f", {CREATED}" if CREATED in shape.columns else ""  # every SQLite index ends with the rowid anyway
+    """Our indexes on the task table, name to definition: by session, by activity, and of what may be parked.
+
+    The first one holds all that counting and ordering a session's turns needs, so that its rows are not looked at.
+    """
+    activity = "last_updated, " if "last_updated" in shape.columns else ""
+    creation = f"{CREATED}, " if CREATED in shape.columns else ""  # every SQLite index ends with the rowid anyway
     status = "status" if shape.sqlite else "(status::text)"
     parked = " OR ".join(f"{status} LIKE '{pattern}'" for pattern in PARKED_PATTERNS)
     bodies = {
-        "session": f"(context_id{creation})",
+        "session": f"(context_id, {activity}{creation}id)",
         "activity": "(last_updated, context_id)",
         "parked": f"(context_id) WHERE {parked}",
     }
-    if "last_updated" not in shape.columns:
+    if not activity:
         del bodies["activity"]
-    return {f"{shape.name}_sidecar_{purpose}": body for purpose, body in bodies.items()}
+    return {shape.index_name(purpose): body for purpose, body in bodies.items()}
 
 
 def table_statements(shape: Shape) -> list[str]:
@@ -184,6 +188,8 @@ async def _alone(conn: AsyncConnection, shape: Shape) -> AsyncIterator[None]:
         yield
     finally:
         await conn.execute(select(func.pg_advisory_unlock(shape.lock_key)))
+        for setting in ("statement_timeout", "lock_timeout"):
+            await conn.exec_driver_sql(f"RESET {setting}")
 
 
 def _qualified(shape: Shape, name: str | None = None) -> str:

@@ -14,6 +14,7 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     DateTime,
+    FromClause,
     Identity,
     Integer,
     LargeBinary,
@@ -109,6 +110,7 @@ class Shape:
     schema: str | None
     columns: frozenset[str]
     existing: frozenset[str]
+    indexes: frozenset[str]
     may_create: bool
 
     @property
@@ -123,6 +125,15 @@ class Shape:
     def lock_key(self) -> int:
         """The key of the advisory locks under which PostgreSQL's sidecars change this store's schema."""
         return zlib.crc32(f"a2a-sidecar:{self.schema}.{self.name}".encode())
+
+    def index_name(self, purpose: str) -> str:
+        """The name of one of the indexes that `prepare` makes."""
+        return f"{self.name}_sidecar_{purpose}"
+
+    @property
+    def can_walk(self) -> bool:
+        """The newest rows can be walked one by one, and a session's rows counted, along indexes."""
+        return {self.index_name("activity"), self.index_name("session")} <= self.indexes
 
     @property
     def missing_side_tables(self) -> list[Table]:
@@ -186,34 +197,38 @@ class Shape:
             return cast(cell, LargeBinary)
         return func.convert_to(cast(cell, Text), literal_column("'UTF8'"), type_=LargeBinary)
 
-    def has_prefix(self, prefix: str) -> ColumnElement[bool]:
+    def _of(self, rows: FromClause | None) -> Any:
+        return (self.tasks if rows is None else rows).c
+
+    def has_prefix(self, prefix: str, rows: FromClause | None = None) -> ColumnElement[bool]:
         """The context's id starts with the prefix, literally and case-sensitively: LIKE is neither on SQLite."""
         if not prefix:
             return true()
-        return func.substr(self.tasks.c.context_id, 1, len(prefix)) == prefix
+        return func.substr(self._of(rows).context_id, 1, len(prefix)) == prefix
 
-    def owned_by(self, owners: frozenset[str] | None) -> ColumnElement[bool]:
+    def owned_by(self, owners: frozenset[str] | None, rows: FromClause | None = None) -> ColumnElement[bool]:
         """The row is visible to these owners; None sees all, NULL and legacy owners included."""
         if owners is None:
             return true()
-        return self.tasks.c.owner.in_(sorted(owners)) if "owner" in self.columns else false()
+        return self._of(rows).owner.in_(sorted(owners)) if "owner" in self.columns else false()
 
     def may_be_parked(self) -> ColumnElement[bool]:
         """The status text may say that the turn waits on the operator; the few candidates are parsed in Python."""
         status = self.tasks.c.status if self.sqlite else cast(self.tasks.c.status, Text)
         return or_(*(status.like(literal_column(f"'{pattern}'")) for pattern in PARKED_PATTERNS))
 
-    def alive(self) -> ColumnElement[bool]:
+    def alive(self, rows: FromClause | None = None) -> ColumnElement[bool]:
         """Neither the session nor the task is retired: the clause that every read of the task table carries.
 
-        A tombstone table that does not exist has never held a tombstone.
+        A tombstone table that does not exist has never held a tombstone. `rows` is what stands for the task table:
+        an alias, or a subquery with its columns.
         """
-        sessions, tasks = self.side.session_tombstones, self.side.task_tombstones
+        sessions, tasks, of = self.side.session_tombstones, self.side.task_tombstones, self._of(rows)
         clauses: list[ColumnElement[bool]] = []
         if sessions.name in self.existing:
-            clauses.append(~exists(select(literal(1)).where(sessions.c.session_id == self.tasks.c.context_id)))
+            clauses.append(~exists(select(literal(1)).where(sessions.c.session_id == of.context_id)))
         if tasks.name in self.existing:
-            clauses.append(~exists(select(literal(1)).where(tasks.c.task_id == self.tasks.c.id)))
+            clauses.append(~exists(select(literal(1)).where(tasks.c.task_id == of.id)))
         return and_(true(), *clauses)
 
 
@@ -225,12 +240,17 @@ _POSTGRES_CATALOG = text("""
     JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
     WHERE c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass(:qualified))
       AND c.relname = ANY(:names) AND c.relkind IN ('r', 'p', 'v', 'm')
+    UNION ALL
+    SELECT NULL, c.relname, NULL, true FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+    WHERE i.indrelid = to_regclass(:qualified) AND i.indisvalid
 """)
 
 _SQLITE_CATALOG = """
     SELECT NULL AS "schema", m.name AS "table", p.name AS "column", 1 AS may_create
     FROM sqlite_master m JOIN pragma_table_info(m.name) p
     WHERE m.type IN ('table', 'view') AND m.name IN ({})
+    UNION ALL
+    SELECT NULL, name, NULL, 1 FROM sqlite_master WHERE type = 'index'
 """
 
 
@@ -243,13 +263,15 @@ async def introspect(conn: AsyncConnection, name: str, schema: str | None = None
     else:
         qualified = ".".join(f'"{part}"' for part in (schema, name) if part)
         rows = (await conn.execute(_POSTGRES_CATALOG, {"qualified": qualified, "names": names})).all()
+    columns = [row for row in rows if row.column is not None]
     return Shape(
         dialect=conn.dialect.name,
         name=name,
-        schema=rows[0].schema if rows else schema,
-        columns=frozenset(row.column for row in rows if row.table == name),
-        existing=frozenset(row.table for row in rows),
-        may_create=all(row.may_create for row in rows),
+        schema=columns[0].schema if columns else schema,
+        columns=frozenset(row.column for row in columns if row.table == name),
+        existing=frozenset(row.table for row in columns),
+        indexes=frozenset(row.table for row in rows if row.column is None),
+        may_create=all(row.may_create for row in columns),
     )
 
 
