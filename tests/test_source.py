@@ -86,7 +86,7 @@ def test_modules_open_with_their_job() -> None:
 
 
 def test_every_read_leaves_out_what_is_retired() -> None:
-    """A function that selects from the task table carries the tombstone clause, itself or through what says that a row is visible.
+    """A function that selects from the task table carries the tombstone clause, itself or through `visible`.
 
     Those that look at tombstoned or physical rows on purpose are named here.
     """
