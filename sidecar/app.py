@@ -12,7 +12,9 @@ from sidecar.auth import Keyring
 from sidecar.config import Config
 from sidecar.db import Database
 from sidecar.operations import operations_routes
+from sidecar.outgoing import Outgoing
 from sidecar.routes import core_routes
+from sidecar.sentinel import Remembered
 from sidecar.sweeper import sweep_forever
 
 
@@ -43,4 +45,6 @@ def create_app(config: Config, engine: AsyncEngine | None = None) -> Starlette:
     app.router.redirect_slashes = False  # a redirect would reflect the path, and no route of ours needs one
     app.state.config = config
     app.state.database = database
+    app.state.outgoing = Outgoing(config.pool_size, 2 * config.max_response_bytes)
+    app.state.remembered = Remembered()
     return app

@@ -8,7 +8,7 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -24,6 +24,7 @@ from sidecar import dsn
 from sidecar.config import Config
 from sidecar.errors import Busy, DatabaseUnavailable, ReadOnly, SidecarError, TaskStoreMissing, TombstonesUnavailable
 from sidecar.reading import Reading
+from sidecar.sentinel import Sentinel
 from tombstones.table import Shape, create_side_tables, introspect
 
 P = ParamSpec("P")
@@ -32,7 +33,14 @@ Read = Callable[Concatenate[Reading, Shape, P], Awaitable[T]]
 Write = Callable[Concatenate[AsyncConnection, Shape, P], Awaitable[T]]
 
 # What a statement raises: through SQLAlchemy, from a driver itself, from the network below it.
-FAULTS = (SQLAlchemyError, sqlite3.Error, asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
+FAULTS = (
+    SQLAlchemyError,
+    sqlite3.Error,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+)
 
 POOL_WAIT_SECONDS = 2.0
 LOCK_WAIT_SECONDS = 2.0
@@ -44,6 +52,14 @@ SHAPE_SECONDS = 1.0
 CREATION_PAUSE_SECONDS = 30.0
 _SQLITE_STEPS_BETWEEN_CHECKS = 50_000
 RETRY_AFTER = {"Retry-After": "2"}
+
+
+class _StaleError(Exception):
+    """A write met a schema that changed; it was rolled back."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
 
 
 class WrongTableError(TaskStoreMissing):
@@ -62,6 +78,7 @@ class Database:
         self._patient = (engine or _create_engine(self._dsn, config, patient=True)).execution_options(
             isolation_level="AUTOCOMMIT"
         )
+        self._sentinel = Sentinel(self._dsn.path) if engine is None and self._dsn.path is not None else None
         self._shape: Shape | None = None
         self._shape_read_at = 0.0
         self._may_create_after = 0.0
@@ -71,9 +88,15 @@ class Database:
     async def close(self) -> None:
         """Waits for the work under way, then closes our connections."""
         await asyncio.gather(*self._running, return_exceptions=True)
+        if self._sentinel is not None:
+            await self._sentinel.close()
         if self._owns_engine:
             await self._engine.dispose()
             await self._patient.dispose()
+
+    async def version(self) -> Hashable | None:
+        """What stands until somebody commits to the SQLite file; None for any other store."""
+        return None if self._sentinel is None else await self._sentinel.version()
 
     async def read(self, work: Read[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs a reader. Raises a SidecarError for every fault of the database."""
@@ -93,7 +116,7 @@ class Database:
 
         Raises a SidecarError for every fault of the database; anything the writer raises rolls back.
         """
-        return await self._to_its_end(self._write(work, *args, **kwargs))
+        return await self._to_its_end(self._write_again_if_stale(work, *args, **kwargs))
 
     async def _to_its_end(self, working: Coroutine[Any, Any, T]) -> T:
         running = asyncio.create_task(working)
@@ -123,8 +146,23 @@ class Database:
         pooled = await self._engine.raw_connection()
         try:
             return await work(Reading(pooled.driver_connection, self._engine.dialect), shape, *args, **kwargs)
+        except FAULTS as error:
+            if _is_lost(error):
+                await greenlet_spawn(pooled.invalidate)
+            raise
         finally:
             await greenlet_spawn(pooled.close)
+
+    async def _write_again_if_stale(self, work: Write[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """A statement made for another schema rolled everything back: once more, with what stands now."""
+        try:
+            return await self._write(work, *args, **kwargs)
+        except _StaleError:
+            pass
+        try:
+            return await self._write(work, *args, **kwargs)
+        except _StaleError as stale:
+            raise self._fault(stale.error, writing=True) from stale.error
 
     async def _write(self, work: Write[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         committing = False
@@ -137,6 +175,8 @@ class Database:
                 committing = True
             return result
         except FAULTS as error:
+            if _is_stale(error):
+                raise _StaleError(error) from error
             fault = self._fault(error, writing=True)
             if committing and isinstance(fault, DatabaseUnavailable):
                 raise DatabaseUnavailable(
@@ -317,6 +357,9 @@ async def _sqlite_transaction(conn: AsyncConnection, lock_wait: float) -> AsyncI
 def _is_stale(error: Exception) -> bool:
     """The statement met another schema than the one it was made for: a migration, a dropped table, a cached plan."""
     cause = error.orig if isinstance(error, DBAPIError) else error
+    # SQLAlchemy's own error for an invalid cached plan carries no SQLSTATE
+    if type(cause).__name__ == "InvalidCachedStatementError":
+        return True
     if getattr(cause, "sqlstate", None) in ("42703", "42P01", "0A000"):
         return True
     return getattr(cause, "sqlite_errorname", "") == "SQLITE_ERROR" and any(
@@ -328,7 +371,8 @@ def _is_lost(error: Exception) -> bool:
     """The connection went away under the statement: a restart of the server, a network in between."""
     if isinstance(error, DBAPIError):
         return error.connection_invalidated or isinstance(error.orig, asyncpg.InterfaceError)
-    return isinstance(error, asyncpg.InterfaceError | asyncpg.PostgresConnectionError | ConnectionError)
+    gone = (asyncpg.InterfaceError, asyncpg.InternalClientError, asyncpg.PostgresConnectionError, ConnectionError)
+    return isinstance(error, gone)
 
 
 def _create_engine(source: dsn.Dsn, config: Config, *, patient: bool = False) -> AsyncEngine:

@@ -35,9 +35,8 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 from sidecar.reading import STATEMENTS_KEPT, Reading, parameter
-from sidecar.turns import key_columns, key_of
-from sidecar.wire import Session
-from tombstones.state import parse_time
+from sidecar.turns import key_columns, key_of, moment
+from sidecar.wire import Session, UtcTime
 from tombstones.table import Shape
 
 T = TypeVar("T")
@@ -61,7 +60,7 @@ class Scope:
 class Position(NamedTuple):
     """Where the index stands after a session."""
 
-    activity: datetime | None
+    activity: UtcTime | None
     session_id: str
 
 
@@ -77,7 +76,8 @@ async def newest(conn: Reading, shape: Shape, scope: Scope, limit: int, after: P
         # behind the last dated session stand those of unknown time: no dated one is wanted any more
         time = after.activity or datetime.min
         values["activity"] = time.isoformat(" ", "microseconds") if shape.sqlite else time
-        values["session_id"] = after.session_id
+        # PostgreSQL has no id with a NUL, and takes none from a forged cursor
+        values["session_id"] = after.session_id if shape.sqlite else after.session_id.replace("\0", "")
     for steps in WALKS if shape.can_walk else ():
         rows = await conn.fetch(_walk(shape, scope, after is not None), {**values, "steps": steps})
         found = _certain(_merged(rows[:-1], after), rows[-1], limit, steps)
@@ -107,11 +107,6 @@ def _certain(found: list[Session], walked: Any, limit: int, steps: int) -> list[
     reached = moment(walked.last_updated)
     certain = [each for each in found if each.activity is not None and reached is not None and each.activity > reached]
     return certain if len(certain) > limit else None
-
-
-def moment(value: Any) -> datetime | None:
-    """A last_updated as either driver gives it."""
-    return parse_time(value) if isinstance(value, str) else value
 
 
 def later(one: datetime | None, other: datetime | None) -> datetime | None:
@@ -159,12 +154,14 @@ def _walk(shape: Shape, scope: Scope, continues: bool) -> Any:
         walked = walked.where(tasks.c.last_updated <= _activity(shape))
     steps = walked.order_by(tasks.c.last_updated.desc()).limit(parameter("steps", Integer())).cte("walked")
     recent = select(steps.c.context_id, func.max(steps.c.last_updated).label("last_updated"))
-    recent = recent.where(scope.visible(shape, steps)).group_by(steps.c.context_id)
+    undated = _undated(shape, scope).cte("undated")
+    # sessions with an undated row are all fetched, and take no place on the page
+    dated = steps.c.context_id.not_in(select(undated.c.context_id))
+    recent = recent.where(scope.visible(shape, steps), dated).group_by(steps.c.context_id)
     time, session_id = func.max(steps.c.last_updated), _comparable(shape, steps.c.context_id)
     if continues:
         recent = recent.where(~_has_newer(shape, scope, steps.c.context_id)).having(_is_after(shape, time, session_id))
     page = recent.order_by(time.desc(), session_id).limit(parameter("rows", Integer())).cte("page")
-    undated = _undated(shape, scope).cte("undated")
     theirs = select(undated.c.context_id).distinct().subquery("theirs")
     return union_all(
         select(undated),
@@ -177,7 +174,7 @@ def _walk(shape: Shape, scope: Scope, continues: bool) -> Any:
             theirs.c.context_id,
             of_session(shape, scope, theirs.c.context_id, number_of_turns),
             of_session(shape, scope, theirs.c.context_id, newest_time),
-        ).where(theirs.c.context_id.not_in(select(page.c.context_id))),
+        ),
         _arm(null().label("context_id"), func.count(), func.min(steps.c.last_updated)).select_from(steps),
     )
 
@@ -246,9 +243,9 @@ def _one_pass(shape: Shape, scope: Scope, continues: bool) -> Any:
 
 
 def _page_of_dated(shape: Shape, grouped: Any, continues: bool) -> Select[Any]:
-    """One session more than a page: those before them in the final order have an undated row."""
+    """One session more than a page, of those without an undated row: the others are all fetched, and take no place."""
     time, session_id = grouped.c.last_updated, _comparable(shape, grouped.c.context_id)
-    dated = select(grouped.c.context_id).where(time.is_not(None))
+    dated = select(grouped.c.context_id).where(grouped.c.dated == grouped.c.turns)
     if continues:
         dated = dated.where(_is_after(shape, time, session_id))
     return dated.order_by(time.desc(), session_id).limit(parameter("rows", Integer()))

@@ -13,7 +13,7 @@ from sidecar import docs, observe, openapi
 from sidecar.auth import require
 from sidecar.db import Database
 from sidecar.errors import NotFound, SidecarError
-from sidecar.routes import ApiRoute, answer
+from sidecar.routes import ApiRoute, Fresh, answer
 from tombstones.prepare import retirement_obstacle
 from tombstones.table import Shape
 
@@ -78,7 +78,7 @@ async def metrics(request: Request) -> Response:
 
 async def description(request: Request) -> Response:
     """The OpenAPI 3.1 description."""
-    return await answer(request, msgspec.json.encode(openapi.document()))
+    return await answer(Fresh(request, "openapi", None), msgspec.json.encode(openapi.document()))
 
 
 async def documentation(request: Request) -> Response:

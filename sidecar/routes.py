@@ -2,9 +2,9 @@
 
 import asyncio
 import gzip
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
-from urllib.parse import quote, urlencode
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import Any, TypeVar
+from urllib.parse import quote, unquote_to_bytes, urlencode
 
 import msgspec
 from starlette.requests import Request
@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
 
 from sidecar import observe, params, sessions, turns, wire
-from sidecar.auth import require
+from sidecar.auth import Principal, require
 from sidecar.config import Config
 from sidecar.db import Database
 from sidecar.errors import (
@@ -25,6 +25,8 @@ from sidecar.errors import (
     ParameterInvalid,
     SessionActive,
 )
+from sidecar.outgoing import LARGE_BYTES, Outgoing
+from sidecar.sentinel import Remembered
 from tombstones import retire as tombstones
 
 SESSIONS = "/api/chat/sessions"
@@ -32,11 +34,12 @@ SESSION = SESSIONS + "/{session_id}"
 TURNS = SESSION + "/turns"
 
 Handler = Callable[[Request], Awaitable[Response]]
+T = TypeVar("T")
+R = TypeVar("R")
 
-# Smaller answers gain nothing; larger ones are compressed, hashed and scanned beside the event loop.
+# Smaller answers gain nothing.
 _GZIP_FROM_BYTES = 1024
 _GZIP_LEVEL = 4
-_THREAD_FROM_BYTES = 64 * 1024
 _VARY = "Authorization, Origin, Accept-Encoding"
 
 
@@ -79,10 +82,9 @@ class SessionRoute(BaseRoute):
 def _after_prefix(scope: Scope) -> bytes | None:
     """What follows `SESSIONS/` in the raw path, below whatever path the app is mounted at."""
     raw: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
-    root = quote(scope.get("root_path", "")).encode()
-    prefix = (SESSIONS + "/").encode()
-    path = raw.removeprefix(root)
-    return path[len(prefix) :] if path.startswith(prefix) else None
+    names = (scope.get("root_path", "") + SESSIONS).encode().split(b"/")
+    *before, rest = raw.split(b"/", len(names))
+    return rest if [unquote_to_bytes(name) for name in before] == names else None
 
 
 def core_routes() -> list[BaseRoute]:
@@ -99,10 +101,13 @@ async def index(request: Request) -> Response:
     query = params.index_query(request.scope["query_string"])
     prefix = _config(request).session_prefix
     window = sessions.Window(query.limit, query.parked, query.cursor, prefix, principal.owners)
+    fresh = await Fresh.of(request, principal)
+    if fresh.is_unchanged():
+        return fresh.unchanged()
     page = await _with_cursor(_database(request).read(sessions.read, window))
     flags = {"limit": query.limit, **({"parked": "true"} if query.parked else {})}
     link = _older(request, SESSIONS, flags, page.older)
-    return await answer(request, wire.sessions_body(page.sessions, parked=query.parked), link)
+    return await answer(fresh, wire.sessions_body(page.sessions, parked=query.parked), link)
 
 
 async def session_turns(request: Request) -> Response:
@@ -110,25 +115,36 @@ async def session_turns(request: Request) -> Response:
     principal = require(request, "read")
     session_id = params.parse_session_id(request.path_params["raw_id"])
     query = params.turns_query(session_id, request.scope["query_string"])
-    config = _config(request)
+    config, database, outgoing = _config(request), _database(request), _outgoing(request)
     bounds = (config.max_turn_bytes, config.max_response_bytes)
     window = turns.Window(session_id, query.limit, query.order, query.cursor, principal.owners, *bounds)
-    page = await _with_cursor(_database(request).read(turns.read, window))
-    large = sum(cell.octets or 0 for turn in page.turns for cell in (turn.artifacts, turn.history)) > _THREAD_FROM_BYTES
-    body = await asyncio.to_thread(wire.turns_body, page.turns) if large else wire.turns_body(page.turns)
-    flags = {"limit": query.limit, **({"order": "created"} if query.order == "created" else {})}
-    return await answer(request, body, _older(request, _path(session_id) + "/turns", flags, page.older))
+    fresh = await Fresh.of(request, principal)
+    if not fresh.is_unchanged() and fresh.candidates and not fresh.is_versioned:
+        fresh.etag = await _with_cursor(database.read(turns.validator, window))
+    if fresh.is_unchanged():
+        return fresh.unchanged()
+    async with outgoing.making():
+        page = await _with_cursor(database.read(turns.read, window))
+        fresh.etag = page.etag or fresh.etag
+        size = sum(cell.octets or 0 for turn in page.turns for cell in (turn.artifacts, turn.history))
+        body = await _beside(size, wire.turns_body, page.turns)
+        flags = {"limit": query.limit, **({"order": "created"} if query.order == "created" else {})}
+        response = await answer(fresh, body, _older(request, _path(session_id) + "/turns", flags, page.older))
+        return await outgoing.admit(response)
 
 
 async def summary(request: Request) -> Response:
     """`GET …/{session_id}`: one session and the turn that a client may reattach to."""
     principal = require(request, "read")
     session_id = params.parse_session_id(request.path_params["raw_id"])
+    fresh = await Fresh.of(request, principal)
+    if fresh.is_unchanged():
+        return fresh.unchanged()
     found = await _database(request).read(sessions.summary, session_id, principal.owners)
     if found is None:
         raise NotFound("No such session: it is unknown, retired, or not visible to this token.")
     row = {**wire.session_row(found.session, with_state=True), "live_task_id": found.live_task_id}
-    return await answer(request, msgspec.json.encode(row))
+    return await answer(fresh, msgspec.json.encode(row))
 
 
 async def retire(request: Request) -> Response:
@@ -179,19 +195,63 @@ async def delete_session(
     return outcome
 
 
-async def answer(request: Request, body: bytes, link: str | None = None) -> Response:
+class Fresh:
+    """What is known of an answer before it is read: the client's validators, and ours where it still stands."""
+
+    def __init__(self, request: Request, key: Hashable, version: Hashable | None) -> None:
+        self.candidates = request.headers.getlist("if-none-match")
+        self.accepts_gzip = _accepts_gzip(request.headers.get("accept-encoding", ""))
+        self._remembered: Remembered = request.app.state.remembered
+        self._key, self._version = key, version
+        self.etag = self._remembered.etag(key, version)
+
+    @classmethod
+    async def of(cls, request: Request, principal: Principal) -> "Fresh":
+        """Asks for the store's version, which must be older than what is read next."""
+        path = request.scope.get("raw_path") or request.scope["path"]
+        key = (path, request.scope["query_string"], principal.owners)
+        return cls(request, key, await _database(request).version())
+
+    @property
+    def is_versioned(self) -> bool:
+        """The store says by itself whether anything was committed."""
+        return self._version is not None
+
+    def is_unchanged(self) -> bool:
+        """The client holds the answer as it is."""
+        return self.etag is not None and _matches(self.candidates, self.etag)
+
+    def unchanged(self) -> Response:
+        """304, with the headers of the answer that the client holds."""
+        return Response(status_code=304, headers=self.headers())
+
+    def headers(self) -> dict[str, str]:
+        """The headers of the answer and of the 304 alike."""
+        return {"ETag": self.etag or "", "Cache-Control": "private, no-cache", "Vary": _VARY}
+
+    async def validate(self, body: bytes) -> None:
+        """Makes the validator of an answer that none came with."""
+        if self.etag is None:
+            self.etag = await _beside(len(body), wire.etag, body)
+        if self._version is not None:
+            self._remembered.remember(self._key, self._version, self.etag)
+
+
+async def answer(fresh: Fresh, body: bytes, link: str | None = None) -> Response:
     """A readable answer with its validator: 304 when the client has it, compressed when the client can."""
-    large = len(body) > _THREAD_FROM_BYTES
-    etag = await asyncio.to_thread(wire.etag, body) if large else wire.etag(body)
-    headers = {"ETag": etag, "Cache-Control": "private, no-cache", "Vary": _VARY}
-    if link is not None:
-        headers["Link"] = link
-    if _matches(request.headers.getlist("if-none-match"), etag):
-        return Response(status_code=304, headers=headers)
-    if len(body) >= _GZIP_FROM_BYTES and _accepts_gzip(request.headers.get("accept-encoding", "")):
-        body = await asyncio.to_thread(_gzip, body) if large else _gzip(body)
+    await fresh.validate(body)
+    if fresh.is_unchanged():
+        return fresh.unchanged()
+    headers = fresh.headers() | ({} if link is None else {"Link": link})
+    if len(body) >= _GZIP_FROM_BYTES and fresh.accepts_gzip:
+        body = await _beside(len(body), _gzip, body)
         headers["Content-Encoding"] = "gzip"
     return Response(body, headers={**headers, "X-Content-Type-Options": "nosniff"}, media_type="application/json")
+
+
+async def _beside(size: int, work: Callable[[T], R], argument: T) -> R:
+    """Runs what takes long for its size beside the event loop."""
+    return await asyncio.to_thread(work, argument) if size > LARGE_BYTES else work(argument)
 
 
 def _gzip(body: bytes) -> bytes:
@@ -226,7 +286,9 @@ async def _with_cursor(reading: Awaitable[Any]) -> Any:
 
 
 def _path(session_id: str) -> str:
-    return f"{SESSIONS}/{quote(session_id, safe='')}"
+    encoded = quote(session_id, safe="")
+    # in a Link clients would take the ids `.` and `..` for steps up the path
+    return f"{SESSIONS}/{encoded if encoded.strip('.') else encoded.replace('.', '%2E')}"
 
 
 def _older(request: Request, path: str, flags: dict[str, Any], cursor: str | None) -> str | None:
@@ -234,6 +296,11 @@ def _older(request: Request, path: str, flags: dict[str, Any], cursor: str | Non
         return None
     root = quote(request.scope.get("root_path", ""))
     return f'<{root}{path}?{urlencode({**flags, "cursor": cursor})}>; rel="next"'
+
+
+def _outgoing(request: Request) -> Outgoing:
+    outgoing: Outgoing = request.app.state.outgoing
+    return outgoing
 
 
 def _config(request: Request) -> Config:

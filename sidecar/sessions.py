@@ -9,10 +9,10 @@ from sqlalchemy import ColumnElement, Integer, Select, String, and_, case, false
 from sqlalchemy.sql.selectable import NamedFromClause
 
 from sidecar import observe
-from sidecar.index import Position, Scope, later, moment, newest, newest_time, number_of_turns, of_session, rank
+from sidecar.index import Position, Scope, later, newest, newest_time, number_of_turns, of_session, rank
 from sidecar.reading import STATEMENTS_KEPT, Reading, parameter
-from sidecar.turns import Key, creation_rank, key_columns, key_of
-from sidecar.wire import Session, decode_cursor, encode_cursor, valid_session_id
+from sidecar.turns import Key, creation_rank, key_columns, key_of, moment
+from sidecar.wire import Session, decode_cursor, encode_cursor, plain, valid_session_id
 from tombstones.state import FINISHED, PARKED, RUNNING, read_status
 from tombstones.table import CREATED, Shape
 
@@ -64,7 +64,7 @@ async def read(conn: Reading, shape: Shape, window: Window) -> Page:
     shown = found[: window.limit]
     older = None
     if len(found) > len(shown):
-        older = encode_cursor(window.bound_to, Position(shown[-1].activity, shown[-1].session_id))
+        older = encode_cursor(window.bound_to, Position(shown[-1].activity, plain(shown[-1].session_id)))
     return Page(_addressable(shown), older)
 
 
@@ -191,7 +191,7 @@ def _live_task(turns: Sequence[tuple[Key, str]]) -> str | None:
         if state in FINISHED:
             break
         if state in PARKED:
-            parked = parked or key.task_id
+            parked = parked or plain(key.task_id)
         elif state in RUNNING:
-            running = key.task_id
+            running = plain(key.task_id)
     return parked or running

@@ -23,6 +23,7 @@ from sqlalchemy import (
     String,
     and_,
     case,
+    cast,
     func,
     literal,
     literal_column,
@@ -32,7 +33,7 @@ from sqlalchemy import (
 )
 
 from sidecar.reading import STATEMENTS_KEPT, Reading, parameter
-from sidecar.wire import CELLS, Cell, Turn, decode_cursor, encode_cursor
+from sidecar.wire import CELLS, Cell, RowNumber, Turn, UtcTime, ZonedTime, decode_cursor, encode_cursor, etag, plain
 from tombstones.state import parse_time, read_status
 from tombstones.table import Shape
 
@@ -58,20 +59,29 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The turns, ascending, and the cursor of the next older ones."""
+    """The turns, ascending, the cursor of the next older ones, and a validator where the rows have versions."""
 
     turns: list[Turn]
     older: str | None
+    etag: str | None
 
 
 class Key(msgspec.Struct, array_like=True, frozen=True):
     """Where a turn stands in both orders; `by_sql` says that the database could order the session's rows itself."""
 
     task_id: str
-    activity: datetime | None
-    created: datetime | None
-    sequence: int | None
+    activity: UtcTime | None
+    created: ZonedTime | None
+    sequence: RowNumber | None
     by_sql: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a forged time that its zone moves out of the calendar."""
+        try:
+            if self.created is not None:
+                self.created.astimezone(UTC)
+        except OverflowError:
+            raise ValueError(self.created) from None
 
 
 def key_of(row: Any) -> Key:
@@ -79,7 +89,7 @@ def key_of(row: Any) -> Key:
 
     The effective time is the column, else the status' own time, else the time of the first save.
     """
-    activity = parse_time(row.last_updated) if isinstance(row.last_updated, str) else row.last_updated
+    activity = moment(row.last_updated)
     if activity is None:
         activity = read_status(row.status).time
     if activity is None and row.created is not None:
@@ -87,10 +97,17 @@ def key_of(row: Any) -> Key:
     return Key(row.id, activity, row.created, row.sequence)
 
 
+def moment(value: Any) -> datetime | None:
+    """A last_updated as either driver gives it; SQLite may hold what is no time."""
+    return parse_time(value) if isinstance(value, str) else value if isinstance(value, datetime) else None
+
+
 def key_columns(shape: Shape) -> tuple[ColumnElement[Any], ...]:
     """What `key_of` reads."""
+    # SQLite may hold an id that is no text
+    task_id = cast(shape.tasks.c.id, String).label("id") if shape.sqlite else shape.tasks.c.id
     return (
-        shape.tasks.c.id,
+        task_id,
         shape.last_updated.label("last_updated"),
         shape.created.label("created"),
         shape.sequence.label("sequence"),
@@ -115,20 +132,48 @@ def activity_rank(key: Key) -> tuple[Any, ...]:
 
 async def read(conn: Reading, shape: Shape, window: Window) -> Page:
     """The newest turns of a session that are older than the cursor. Raises CursorError for a foreign one."""
-    after = decode_cursor(window.cursor, window.bound_to, Key) if window.cursor is not None else None
+    after = _position(window)
     bounds = {"cap": window.max_turn_bytes, "room": window.max_page_bytes}
-    mine = {"session_id": window.session_id}
     if "last_updated" in shape.columns and (after is None or after.by_sql):
         newest = _newest(shape, window.order, window.owners, after is not None)
-        start = {} if after is None else _rank_values(shape, after)
-        rows = await conn.fetch(newest, {**mine, **bounds, **start, "rows": window.limit + 1})
+        rows = await conn.fetch(newest, {**_newest_values(shape, window, after), **bounds})
         if _are_ordered(rows, window.order) or (not rows and after is not None):
             return _page(rows, window, by_sql=True)
+    mine = {"session_id": window.session_id}
     async with conn.snapshot():
-        task_ids: Any = _places(await conn.fetch(_keys(shape, window.owners), mine), window, after)
-        wanted = json.dumps(task_ids) if shape.sqlite else task_ids
-        rows = await conn.fetch(_chosen(shape, window.owners), {**mine, **bounds, "task_ids": wanted})
+        chosen = _places(await conn.fetch(_keys(shape, window.owners), mine), window, after)
+        wanted: Any = [key.task_id for key in chosen]
+        if shape.sqlite:
+            wanted = json.dumps([key.sequence for key in chosen])
+        rows = await conn.fetch(_chosen(shape, window.owners), {**mine, **bounds, "wanted": wanted})
     return _page(rows, window, by_sql=False)
+
+
+async def validator(conn: Reading, shape: Shape, window: Window) -> str | None:
+    """The validator that `read` would give its page, at the cost of the page's keys; None where only `read` knows."""
+    after = _position(window)
+    if shape.sqlite or "last_updated" not in shape.columns or (after is not None and not after.by_sql):
+        return None
+    keys = _newest_keys(shape, window.order, window.owners, after is not None)
+    rows = await conn.fetch(keys, _newest_values(shape, window, after))
+    return _etag(rows, window) if _are_ordered(rows, window.order) else None
+
+
+def _etag(rows: Sequence[Any], window: Window) -> str | None:
+    """A digest of the page's row versions; every save of a row and every tombstone changes it."""
+    if not rows or rows[0].version is None:
+        return None
+    asked = (window.session_id, window.limit, window.order, window.cursor, window.max_turn_bytes, window.max_page_bytes)
+    return etag(msgspec.json.encode([asked, [(row.id, row.version) for row in sorted(rows, key=_place)]]))
+
+
+def _place(row: Any) -> int:
+    place: int = row.place
+    return place
+
+
+def _position(window: Window) -> Key | None:
+    return decode_cursor(window.cursor, window.bound_to, Key) if window.cursor is not None else None
 
 
 def _visible(shape: Shape, owners: frozenset[str] | None) -> ColumnElement[bool]:
@@ -158,14 +203,18 @@ def _ranks(shape: Shape, order: Order, rows: FromClause) -> dict[str, ColumnElem
     return creation if order == "created" else {"activity": activity, **creation}
 
 
-def _rank_values(shape: Shape, key: Key) -> dict[str, Any]:
-    activity = key.activity or datetime.max
-    return {
-        "activity": activity.isoformat(" ", "microseconds") if shape.sqlite else activity,
-        "created": key.created or _BEFORE_ALL,
-        "sequence": key.sequence,
-        "task_id": key.task_id,
-    }
+def _newest_values(shape: Shape, window: Window, after: Key | None) -> dict[str, Any]:
+    values: dict[str, Any] = {"session_id": window.session_id, "rows": window.limit + 1}
+    if after is not None:
+        activity = after.activity or datetime.max
+        values |= {
+            "activity": activity.isoformat(" ", "microseconds") if shape.sqlite else activity,
+            "created": after.created or _BEFORE_ALL,
+            "sequence": after.sequence,
+            # PostgreSQL has no id with a NUL, and takes none from a forged cursor
+            "task_id": after.task_id if shape.sqlite else after.task_id.replace("\0", ""),
+        }
+    return values
 
 
 def _rank_parameters(shape: Shape, ranks: dict[str, ColumnElement[Any]]) -> list[ColumnElement[Any]]:
@@ -180,10 +229,17 @@ def _rank_parameters(shape: Shape, ranks: dict[str, ColumnElement[Any]]) -> list
 
 @lru_cache(STATEMENTS_KEPT)
 def _newest(shape: Shape, order: Order, owners: frozenset[str] | None, continues: bool) -> Select[Any]:
-    """The turns of a page and one more, numbered from the newest."""
+    """The turns of a page and one more."""
+    return _with_cells(shape, _newest_keys(shape, order, owners, continues))
+
+
+@lru_cache(STATEMENTS_KEPT)
+def _newest_keys(shape: Shape, order: Order, owners: frozenset[str] | None, continues: bool) -> Select[Any]:
+    """Their keys, numbered from the newest."""
     undated = _visible(shape, owners) & shape.last_updated.is_(None)
     has_undated = select(literal(1)).where(undated).exists().select().scalar_subquery()
-    mine = select(*key_columns(shape), has_undated.label("has_undated")).where(_visible(shape, owners))
+    beside = (shape.version.label("version"), has_undated.label("has_undated"))
+    mine = select(*key_columns(shape), *beside).where(_visible(shape, owners))
     if order == "activity":
         mine = mine.where(shape.last_updated.is_not(None))
     keys = mine.subquery("mine")
@@ -193,7 +249,7 @@ def _newest(shape: Shape, order: Order, owners: frozenset[str] | None, continues
         page = page.where(tuple_(*ranks.values()) < tuple_(*_rank_parameters(shape, ranks)))
     found = page.subquery("found")
     newest_first = [rank.desc() for rank in _ranks(shape, order, found).values()]
-    return _with_cells(shape, select(found, func.row_number().over(order_by=newest_first).label("place")))
+    return select(found, func.row_number().over(order_by=newest_first).label("place"))
 
 
 @lru_cache(STATEMENTS_KEPT)
@@ -202,28 +258,26 @@ def _keys(shape: Shape, owners: frozenset[str] | None) -> Select[Any]:
     return select(*key_columns(shape)).where(_visible(shape, owners))
 
 
-def _places(rows: Sequence[Any], window: Window, after: Key | None) -> list[str]:
-    """The task ids of a page and one more, from the newest."""
+def _places(rows: Sequence[Any], window: Window, after: Key | None) -> list[Key]:
+    """The keys of a page and one more, from the newest."""
     rank = creation_rank if window.order == "created" else activity_rank
     keys = sorted(map(key_of, rows), key=rank, reverse=True)
     if after is not None:
         keys = [key for key in keys if rank(key) < rank(after)]
-    return [key.task_id for key in keys[: window.limit + 1]]
+    return keys[: window.limit + 1]
 
 
 @lru_cache(STATEMENTS_KEPT)
 def _chosen(shape: Shape, owners: frozenset[str] | None) -> Select[Any]:
-    """The turns of `task_ids`, numbered in their order: a JSON array on SQLite, an array on PostgreSQL."""
+    """The wanted turns, numbered in their order: a JSON array of rowids on SQLite, an array of ids on PostgreSQL."""
     if shape.sqlite:
-        wanted = func.json_each(parameter("task_ids", String())).table_valued("value", "key")
-        place = wanted.c.key + 1
+        wanted = func.json_each(parameter("wanted", String())).table_valued("value", "key")
+        place, is_wanted = wanted.c.key + 1, shape.tasks.c.rowid == wanted.c.value
     else:
-        wanted = func.unnest(parameter("task_ids", ARRAY(String))).table_valued("value", with_ordinality="key")
+        wanted = func.unnest(parameter("wanted", ARRAY(String))).table_valued("value", with_ordinality="key")
         wanted = wanted.render_derived(name="wanted")
-        place = wanted.c.key
-    keys = select(*key_columns(shape), place.label("place")).join_from(
-        wanted, shape.tasks, shape.tasks.c.id == wanted.c.value
-    )
+        place, is_wanted = wanted.c.key, shape.tasks.c.id == wanted.c.value
+    keys = select(*key_columns(shape), place.label("place")).join_from(wanted, shape.tasks, is_wanted)
     return _with_cells(shape, keys.where(_visible(shape, owners)))
 
 
@@ -233,7 +287,7 @@ def _with_cells(shape: Shape, keys: Select[Any]) -> Select[Any]:
     page, tasks = keys.cte("page"), shape.tasks
     sizes = [shape.octets(name).label(f"{name}_octets") for name in CELLS]
     # materialized: PostgreSQL would unpack the cells again for every mention of a size
-    sized = select(page, *sizes).join(tasks, tasks.c.id == page.c.id).cte("sized").prefix_with("MATERIALIZED")
+    sized = select(page, *sizes).join(tasks, _is_row(shape, page)).cte("sized").prefix_with("MATERIALIZED")
     octets = [sized.c[f"{name}_octets"] for name in CELLS]
     # the artifacts count twice: their text is in the answer, too
     weight = sum((case((size <= cap, size), else_=0) for size in (*octets, octets[1])), start=literal(0))
@@ -244,16 +298,22 @@ def _with_cells(shape: Shape, keys: Select[Any]) -> Select[Any]:
         for name in CELLS
     ]
     # not ordered here: the database would carry the cells through its sort
-    return select(weighed, fits.label("fits"), *cells).join(tasks, tasks.c.id == weighed.c.id)
+    return select(weighed, fits.label("fits"), *cells).join(tasks, _is_row(shape, weighed))
+
+
+def _is_row(shape: Shape, keys: FromClause) -> ColumnElement[bool]:
+    """The row that a key was read from, in the same statement."""
+    return shape.tasks.c.rowid == keys.c.sequence if shape.sqlite else shape.tasks.c.id == keys.c.id
 
 
 def _page(rows: Sequence[Any], window: Window, *, by_sql: bool) -> Page:
-    shown = [row for row in sorted(rows, key=lambda row: row.place)[: window.limit] if row.fits]
+    shown = [row for row in sorted(rows, key=_place)[: window.limit] if row.fits]
     older = None
     if shown and len(shown) < len(rows):
-        last = msgspec.structs.replace(key_of(shown[-1]), by_sql=by_sql)
+        last = key_of(shown[-1])
+        last = msgspec.structs.replace(last, task_id=plain(last.task_id), by_sql=by_sql)
         older = encode_cursor(window.bound_to, last)
-    return Page([_turn(row) for row in reversed(shown)], older)
+    return Page([_turn(row) for row in reversed(shown)], older, _etag(rows, window) if by_sql else None)
 
 
 def _turn(row: Any) -> Turn:

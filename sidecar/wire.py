@@ -12,11 +12,16 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
+# What a cursor may hold: a forged one must not reach the database as a value that a driver refuses.
+UtcTime = Annotated[datetime, msgspec.Meta(tz=False)]
+ZonedTime = Annotated[datetime, msgspec.Meta(tz=True)]
+RowNumber = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
 CELLS = ("status", "artifacts", "history")
 
 _encode = msgspec.json.encode
@@ -177,11 +182,16 @@ def _dicts(members: Any) -> list[dict[str, Any]]:
     return [each for each in members if isinstance(each, dict)] if isinstance(members, list) else []
 
 
+def plain(text: str) -> str:
+    """The text without lone surrogates, which no UTF-8 can carry: from a cut emoji, or from an id that is no UTF-8."""
+    return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
+
+
 def _string(text: str) -> bytes:
     try:
         return _encode(text)
     except UnicodeEncodeError:
-        return _encode(_SURROGATES.sub("\ufffd", text))
+        return _encode(plain(text))
 
 
 @dataclass(frozen=True, slots=True)

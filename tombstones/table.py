@@ -158,6 +158,8 @@ class Shape:
             column("history", Text),
             column("rowid", Integer),
             column(CREATED, DateTime(timezone=True)),
+            column("xmin", Text),
+            column("ctid", Text),
             schema=self.schema,
         )
 
@@ -170,6 +172,18 @@ class Shape:
     def created(self) -> ColumnElement[Any]:
         """When the row was first saved, where `prepare` lets PostgreSQL record it; else NULL."""
         return self.tasks.c[CREATED] if CREATED in self.columns else self._absent(DateTime(timezone=True))
+
+    @property
+    def version(self) -> ColumnElement[Any]:
+        """What changes with every save of a row on PostgreSQL: its inserting transaction and its place.
+
+        A restore may repeat both, and starts a server; SQLite has nothing of the kind.
+        """
+        if self.sqlite:
+            return null()
+        started = func.pg_postmaster_start_time()
+        pieces = (cast(piece, Text) for piece in (self.tasks.c.xmin, self.tasks.c.ctid, started))
+        return func.concat_ws(literal_column("' '"), *pieces)
 
     @property
     def has_creation_order(self) -> bool:
@@ -203,7 +217,8 @@ class Shape:
     def has_prefix(self, prefix: str, rows: FromClause | None = None) -> ColumnElement[bool]:
         """The context's id starts with the prefix, literally and case-sensitively: LIKE is neither on SQLite."""
         if not prefix:
-            return true()
+            # SQLite may hold an id that is no text, which nothing could name
+            return func.typeof(self._of(rows).context_id) == "text" if self.sqlite else true()
         return func.substr(self._of(rows).context_id, 1, len(prefix)) == prefix
 
     def owned_by(self, owners: frozenset[str] | None, rows: FromClause | None = None) -> ColumnElement[bool]:
@@ -239,7 +254,7 @@ _POSTGRES_CATALOG = text("""
     JOIN pg_namespace n ON n.oid = c.relnamespace
     JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
     WHERE c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass(:qualified))
-      AND c.relname = ANY(:names) AND c.relkind IN ('r', 'p', 'v', 'm')
+      AND c.relname = ANY(:names) AND c.relkind IN ('r', 'p')
     UNION ALL
     SELECT NULL, c.relname, NULL, true FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
     WHERE i.indrelid = to_regclass(:qualified) AND i.indisvalid
