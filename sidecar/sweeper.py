@@ -44,6 +44,8 @@ async def sweep_forever(database: Database) -> None:
             await sweep_all(database, RECENT)
         except SidecarError as error:
             observe.emit(observe.Note(logging.WARNING, f"late rows were not swept: {error.code}"))
+        except Exception as error:  # nobody foresaw it, but the next round must come
+            observe.emit(observe.Failed("sweep", error))
 
 
 async def _late_rows(conn: AsyncConnection, shape: Shape, since: timedelta | None) -> list[str]:

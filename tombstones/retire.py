@@ -5,6 +5,7 @@ leaves out what has a tombstone sees all of a session or none of it. A row that 
 stays hidden and is swept.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -21,6 +22,7 @@ from tombstones.table import SDK_SIDE_TABLES, Shape
 _VERSIONS = SDK_SIDE_TABLES[0]
 # A statement deletes this many late rows at most, so that SQLite's one write lock is held for a moment only.
 SWEEP_BATCH = 100
+_SURROGATES = re.compile(r"[\ud800-\udfff]")
 # Both drivers cap the parameters of one statement.
 _ID_BATCH = 1000
 
@@ -77,9 +79,9 @@ async def clear(
     if await _any(conn, shape.side.session_tombstones.c.session_id == session_id):
         raise AlreadyRetiredError
     deleted = await _delete_turns(conn, shape, shape.tasks.c.context_id == session_id)
-    if deleted:
+    if _ids(deleted):
         now = datetime.now(UTC)
-        rows = [{"task_id": row.id, "cleared_at": now} for row in deleted]
+        rows = [{"task_id": task_id, "cleared_at": now} for task_id in _ids(deleted)]
         await _insert_once(conn, shape.side.task_tombstones, rows)
     return await _settle(conn, shape, "clear", session_id, deleted, actor, refuse_active)
 
@@ -162,13 +164,19 @@ async def _delete_turns(conn: AsyncConnection, shape: Shape, where: ColumnElemen
     owner = tasks.c.owner if "owner" in shape.columns else literal(None).label("owner")
     returned = (tasks.c.id, tasks.c.context_id, owner, shape.stored("status").label("status"))
     deleted = (await conn.execute(delete(tasks).where(where).returning(*returned))).all()
-    for start in range(0, len(deleted), _ID_BATCH):
-        task_ids = [row.id for row in deleted[start : start + _ID_BATCH]]
+    ids = _ids(deleted)
+    for start in range(0, len(ids), _ID_BATCH):
+        task_ids = ids[start : start + _ID_BATCH]
         for name in SDK_SIDE_TABLES:
             # again for the versions: a task first saved between the two statements would keep its events for good
             if name in shape.existing:
                 await _delete_beside(conn, shape, name, task_ids)
     return deleted
+
+
+def _ids(deleted: Sequence[Row[Any]]) -> list[str]:
+    """The ids of deleted turns, but those that are no text: SQLite may hold such, and no producer saves them again."""
+    return [row.id for row in deleted if isinstance(row.id, str) and not _SURROGATES.search(row.id)]
 
 
 async def _delete_beside(conn: AsyncConnection, shape: Shape, name: str, task_ids: Any) -> None:

@@ -4,6 +4,7 @@ A status cell is JSON text that anybody may have written, so reading one never r
 """
 
 import json
+import re
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -19,6 +20,9 @@ RUNNING = _both_spellings("submitted", "working")
 FINISHED = _both_spellings("completed", "failed", "canceled", "rejected")
 # A state that none of the three knows is neither open nor an end: it counts as no activity.
 ACTIVE = PARKED | RUNNING
+
+
+_SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
 class Status(NamedTuple):
@@ -53,7 +57,8 @@ def _read_odd_status(cell: bytes) -> Status:
         return Status("", None)
     members = status if isinstance(status, dict) else {}
     state, timestamp = members.get("state"), members.get("timestamp")
-    return Status(state if isinstance(state, str) else "", parse_time(timestamp))
+    # a lone surrogate is no text that any answer can carry
+    return Status(_SURROGATES.sub("\ufffd", state) if isinstance(state, str) else "", parse_time(timestamp))
 
 
 def parse_time(text: object) -> datetime | None:
