@@ -45,7 +45,7 @@ def check(flags: Flags, as_json: bool) -> None:
 
     config = configured(flags)
     try:
-        checks = on_database(config, lambda database: database.maintain(doctor.examine, config.session_prefix))
+        checks = on_database(config, lambda database: database.alter(doctor.examine, config.session_prefix))
     except SidecarError as error:
         checks = [doctor.unreadable(error)]
     if show.wants_json(as_json):
@@ -66,7 +66,7 @@ def prepare(flags: Flags, dry_run: bool, undo: bool) -> None:
     from tombstones import prepare as ddl
 
     work = ddl.undo if undo else ddl.prepare
-    number = on_database(configured(flags), lambda database: database.maintain(work, _say, dry_run=dry_run))
+    number = on_database(configured(flags), lambda database: database.alter(work, _say, dry_run=dry_run))
     click.echo(f"statements {'to run' if dry_run else 'run'}: {number}", err=True)
 
 

@@ -1,10 +1,11 @@
-"""The only doors to a connection, `read`, `write` and `maintain`; it knows drivers' faults and no query of the product.
+"""The only doors to a connection: `read`, `write`, `maintain`, `alter`; it knows drivers' faults and no query of ours.
 
 Each door hands its work the connection and the store's shape, and turns a fault of the database into an error with a
 known answer. A read goes to the driver itself, a write through SQLAlchemy.
 """
 
 import asyncio
+import math
 import os
 import sqlite3
 import time
@@ -15,9 +16,11 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import asyncpg
 from sqlalchemy import event
+from sqlalchemy.dialects.postgresql.asyncpg import AsyncAdapt_asyncpg_dbapi
 from sqlalchemy.exc import DBAPIError, DisconnectionError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
 from sqlalchemy.util import greenlet_spawn
 
 from sidecar import dsn
@@ -39,11 +42,14 @@ FAULTS = (
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,
+    AsyncAdapt_asyncpg_dbapi.Error,  # what SQLAlchemy's pool makes of a connection that fails
     OSError,
 )
 
 POOL_WAIT_SECONDS = 2.0
 LOCK_WAIT_SECONDS = 2.0
+# How long a closing sidecar waits for the work under way.
+CLOSE_SECONDS = 5.0
 # How much longer than a statement may take we wait for the server to say so.
 SILENCE_SECONDS = 1.0
 # How long a schema is believed; a migration beside us is seen after that, or at the first statement it breaks.
@@ -72,13 +78,12 @@ class Database:
     def __init__(self, config: Config, engine: AsyncEngine | None = None) -> None:
         schema, _, name = config.tasks_table.rpartition(".")
         self._name, self._schema = name, schema or None
-        self._dsn = dsn.parse(config.database_url)
-        self._owns_engine = engine is None
-        self._engine = engine or _create_engine(self._dsn, config)
-        self._patient = (engine or _create_engine(self._dsn, config, patient=True)).execution_options(
-            isolation_level="AUTOCOMMIT"
-        )
-        self._sentinel = Sentinel(self._dsn.path) if engine is None and self._dsn.path is not None else None
+        self._config = config
+        # of a given engine we know the driver and not the address
+        self._dsn = dsn.parse(config.database_url) if engine is None else None
+        self._path = self._dsn.path if self._dsn is not None else None
+        self._engine = engine or _create_engine(dsn.parse(config.database_url), config)
+        self._sentinel = Sentinel(self._path) if self._path is not None else None
         self._shape: Shape | None = None
         self._shape_read_at = 0.0
         self._may_create_after = 0.0
@@ -86,13 +91,15 @@ class Database:
         self._running: set[asyncio.Task[Any]] = set()
 
     async def close(self) -> None:
-        """Waits for the work under way, then closes our connections."""
-        await asyncio.gather(*self._running, return_exceptions=True)
+        """Waits a while for the work under way, then closes our connections."""
+        if self._running:
+            _, late = await asyncio.wait(self._running, timeout=CLOSE_SECONDS)
+            for task in late:
+                task.cancel()
         if self._sentinel is not None:
             await self._sentinel.close()
-        if self._owns_engine:
+        if self._dsn is not None:
             await self._engine.dispose()
-            await self._patient.dispose()
 
     async def version(self) -> Hashable | None:
         """What stands until somebody commits to the SQLite file; None for any other store."""
@@ -121,25 +128,39 @@ class Database:
     async def _to_its_end(self, working: Coroutine[Any, Any, T]) -> T:
         running = asyncio.create_task(working)
         self._running.add(running)
-        running.add_done_callback(self._running.discard)
+        running.add_done_callback(self._forget)
         return await asyncio.shield(running)
 
+    def _forget(self, ended: asyncio.Task[Any]) -> None:
+        self._running.discard(ended)
+        if not ended.cancelled():
+            ended.exception()  # whoever asked may be gone, and then nobody else looks at it
+
     async def maintain(self, work: Write[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs an inspection or DDL through SQLAlchemy in autocommit, and creates nothing of its own accord.
+        """Runs an inspection through SQLAlchemy in autocommit, and creates nothing of its own accord.
 
-        It takes its time, and ends even when the caller is cancelled. Raises a SidecarError for every fault.
+        It ends by itself even when the caller is cancelled. Raises a SidecarError for every fault of the database.
         """
-        return await self._to_its_end(self._maintain(work, *args, **kwargs))
+        return await self._to_its_end(self._autocommitted(self._engine, work, *args, **kwargs))
 
-    async def _maintain(self, work: Write[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def alter(self, work: Write[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same for DDL and for counts of everything, on a connection of its own and for as long as it takes."""
+        if self._dsn is None:
+            return await self._autocommitted(self._engine, work, *args, **kwargs)
+        patient = _create_engine(self._dsn, self._config, patient=True)
         try:
-            async with self._patient.connect() as conn:
-                shape = self._usable(await introspect(conn, self._name, self._schema))
-                return await work(conn, shape, *args, **kwargs)
-        except FAULTS as error:
-            raise self._fault(error) from error
+            return await self._autocommitted(patient, work, *args, **kwargs)
         finally:
             self._shape = None
+            await patient.dispose()
+
+    async def _autocommitted(self, engine: AsyncEngine, work: Write[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            async with engine.connect() as conn:
+                await conn.execution_options(isolation_level="AUTOCOMMIT")
+                return await work(conn, self._usable(await self._introspect(conn)), *args, **kwargs)
+        except FAULTS as error:
+            raise self._fault(error) from error
 
     async def _read(self, work: Read[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         shape = await self._current_shape()
@@ -149,6 +170,9 @@ class Database:
         except FAULTS as error:
             if _is_lost(error):
                 await greenlet_spawn(pooled.invalidate)
+            if isinstance(error, TimeoutError) and self._dsn is not None:
+                # the server said nothing at all: the other connections of the pool lead to the same silence
+                await self._engine.dispose(close=False)
             raise
         finally:
             await greenlet_spawn(pooled.close)
@@ -170,7 +194,7 @@ class Database:
             await self._create_side_tables(await self._introspected())
             async with self._transaction() as conn:
                 # the SDK's side tables may have come since: a deletion must not miss them
-                shape = self._usable(await introspect(conn, self._name, self._schema))
+                shape = self._usable(await self._introspect(conn))
                 result = await work(conn, shape, *args, **kwargs)
                 committing = True
             return result
@@ -193,6 +217,8 @@ class Database:
                 async with _sqlite_transaction(conn, lock_wait):
                     yield conn
             else:
+                # a given engine may be in autocommit, or stricter than the deletion needs
+                await conn.execution_options(isolation_level="READ COMMITTED")
                 async with conn.begin():
                     await conn.exec_driver_sql("SET LOCAL synchronous_commit = on")
                     await conn.exec_driver_sql(f"SET LOCAL lock_timeout = {int(lock_wait * 1000)}")
@@ -201,7 +227,10 @@ class Database:
     async def _introspected(self) -> Shape:
         async with self._engine.connect() as conn:
             await conn.execution_options(isolation_level="AUTOCOMMIT")
-            return self._usable(await introspect(conn, self._name, self._schema))
+            return self._usable(await self._introspect(conn))
+
+    async def _introspect(self, conn: AsyncConnection) -> Shape:
+        return await introspect(conn, self._name, self._schema)
 
     async def _current_shape(self) -> Shape:
         """The shape, at most a second old; the first read of a store without our tables creates them."""
@@ -252,7 +281,7 @@ class Database:
         return shape
 
     def _missing(self) -> str:
-        file = self._dsn.path if self._owns_engine else None
+        file = self._path
         if file is not None and not file.exists():
             return f"There is no database file {file}. Start the agent, or correct SIDECAR_DATABASE_URL."
         where = "The database" if file is None else f"The database file {file}"
@@ -266,7 +295,7 @@ class Database:
 
     def _fault(self, error: Exception, *, writing: bool = False) -> SidecarError:
         """The error that a driver's fault is answered with; one that nobody foresaw is raised as it is."""
-        if isinstance(error, OSError) and self._dsn.path is not None:
+        if isinstance(error, OSError) and self._path is not None:
             return self._file_fault()
         if isinstance(error, PoolTimeoutError):
             return Busy("Every database connection is taken. Try again, or raise SIDECAR_POOL_SIZE.", RETRY_AFTER)
@@ -301,7 +330,7 @@ class Database:
         raise error
 
     def _file_fault(self) -> SidecarError:
-        if self._dsn.path is not None and not self._dsn.path.exists():
+        if self._path is not None and not self._path.exists():
             return TaskStoreMissing(self._missing())
         return DatabaseUnavailable("The database file cannot be opened. Check its permissions.", RETRY_AFTER)
 
@@ -326,7 +355,7 @@ def _privilege_fault(message: str, writing: bool) -> SidecarError:
     if "must be owner" in message:
         return ReadOnly("The role does not own the task table. Run this as its owner.")
     refused = message.partition("permission denied for ")[2].splitlines()
-    what = refused[0].split("\n")[0] if refused else "the task store"
+    what = refused[0] if refused else "the task store"
     if what.startswith("database "):  # its name belongs to the address
         return DatabaseUnavailable("The role lacks CONNECT on the database.", RETRY_AFTER)
     if not writing:
@@ -337,6 +366,10 @@ def _privilege_fault(message: str, writing: bool) -> SidecarError:
 @asynccontextmanager
 async def _sqlite_transaction(conn: AsyncConnection, lock_wait: float) -> AsyncIterator[None]:
     """BEGIN IMMEDIATE, since a deferred transaction that reads first fails at once when a producer saves between."""
+    await conn.exec_driver_sql("SELECT 1")
+    driver: Any = (await conn.get_raw_connection()).driver_connection
+    if driver.in_transaction:  # a given engine may begin one by itself, by an event of SQLAlchemy
+        await driver.rollback()
     before = [(await conn.exec_driver_sql(f"PRAGMA {name}")).scalar_one() for name in ("synchronous", "busy_timeout")]
     # neither can change inside a transaction; both are given back, since the connection may be the agent's
     await conn.exec_driver_sql("PRAGMA synchronous = FULL")
@@ -371,19 +404,24 @@ def _is_lost(error: Exception) -> bool:
     """The connection went away under the statement: a restart of the server, a network in between."""
     if isinstance(error, DBAPIError):
         return error.connection_invalidated or isinstance(error.orig, asyncpg.InterfaceError)
-    gone = (asyncpg.InterfaceError, asyncpg.InternalClientError, asyncpg.PostgresConnectionError, ConnectionError)
+    gone = (
+        asyncpg.InterfaceError,
+        asyncpg.InternalClientError,
+        asyncpg.PostgresConnectionError,
+        AsyncAdapt_asyncpg_dbapi.InterfaceError,
+        ConnectionError,
+    )
     return isinstance(error, gone)
 
 
 def _create_engine(source: dsn.Dsn, config: Config, *, patient: bool = False) -> AsyncEngine:
     """A patient engine waits for the server as long as it takes, as building an index may."""
     # hidden: a message of SQLAlchemy would carry parameters into the log
-    common = {
-        "pool_size": config.pool_size,
-        "max_overflow": 0,
-        "pool_timeout": POOL_WAIT_SECONDS,
-        "hide_parameters": True,
-    }
+    common: dict[str, Any] = {"hide_parameters": True}
+    if patient:
+        common["poolclass"] = NullPool
+    else:
+        common |= {"pool_size": config.pool_size, "max_overflow": 0, "pool_timeout": POOL_WAIT_SECONDS}
     if source.path is None:
         milliseconds = str(int(config.statement_timeout * 1000))
         settings = {
@@ -402,7 +440,7 @@ def _create_engine(source: dsn.Dsn, config: Config, *, patient: bool = False) ->
     # autocommit: a transaction begins where we say BEGIN, and nowhere else
     arguments = {"timeout": config.statement_timeout, "isolation_level": None}
     engine = create_async_engine(source.url, connect_args=arguments, **common)
-    _guard_file(engine, source.path, config.statement_timeout)
+    _guard_file(engine, source.path, math.inf if patient else config.statement_timeout)
     return engine
 
 

@@ -80,7 +80,8 @@ async def newest(conn: Reading, shape: Shape, scope: Scope, limit: int, after: P
         values["session_id"] = after.session_id if shape.sqlite else after.session_id.replace("\0", "")
     for steps in WALKS if shape.can_walk else ():
         rows = await conn.fetch(_walk(shape, scope, after is not None), {**values, "steps": steps})
-        found = _certain(_merged(rows[:-1], after), rows[-1], limit, steps)
+        walked = next(row for row in rows if row.context_id is None)
+        found = _certain(_merged([row for row in rows if row is not walked], after), walked, limit, steps)
         if found is not None:
             return found
     return _merged(await conn.fetch(_one_pass(shape, scope, after is not None), values), after)

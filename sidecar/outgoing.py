@@ -14,6 +14,8 @@ SLICE_BYTES = 256 * 1024
 # Smaller answers are not worth counting.
 LARGE_BYTES = 64 * 1024
 WAIT_SECONDS = 2.0
+# A client that takes no slice for so long gives its room to others.
+STALL_SECONDS = 30.0
 _TOO_MANY = "Too many large answers are being read or sent. Try again in a moment."
 
 
@@ -76,6 +78,9 @@ class _Sliced(Response):
             rest = memoryview(self.body)
             while rest:
                 piece, rest = rest[:SLICE_BYTES], rest[SLICE_BYTES:]
-                await send({"type": "http.response.body", "body": piece, "more_body": bool(rest)})
+                async with asyncio.timeout(STALL_SECONDS):
+                    await send({"type": "http.response.body", "body": piece, "more_body": bool(rest)})
+        except TimeoutError:
+            return  # the server closes the connection of an answer that was not completed
         finally:
             await self._outgoing.release(self._size)

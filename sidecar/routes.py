@@ -105,6 +105,7 @@ async def index(request: Request) -> Response:
     if fresh.is_unchanged():
         return fresh.unchanged()
     page = await _with_cursor(_database(request).read(sessions.read, window))
+    fresh.etag = None
     flags = {"limit": query.limit, **({"parked": "true"} if query.parked else {})}
     link = _older(request, SESSIONS, flags, page.older)
     return await answer(fresh, wire.sessions_body(page.sessions, parked=query.parked), link)
@@ -125,7 +126,7 @@ async def session_turns(request: Request) -> Response:
         return fresh.unchanged()
     async with outgoing.making():
         page = await _with_cursor(database.read(turns.read, window))
-        fresh.etag = page.etag or fresh.etag
+        fresh.etag = page.etag
         size = sum(cell.octets or 0 for turn in page.turns for cell in (turn.artifacts, turn.history))
         body = await _beside(size, wire.turns_body, page.turns)
         flags = {"limit": query.limit, **({"order": "created"} if query.order == "created" else {})}
@@ -143,6 +144,7 @@ async def summary(request: Request) -> Response:
     found = await _database(request).read(sessions.summary, session_id, principal.owners)
     if found is None:
         raise NotFound("No such session: it is unknown, retired, or not visible to this token.")
+    fresh.etag = None
     row = {**wire.session_row(found.session, with_state=True), "live_task_id": found.live_task_id}
     return await answer(fresh, msgspec.json.encode(row))
 
@@ -196,7 +198,10 @@ async def delete_session(
 
 
 class Fresh:
-    """What is known of an answer before it is read: the client's validators, and ours where it still stands."""
+    """What is known of an answer before it is read: the client's validators, and ours where it still stands.
+
+    Once a body is read its validator comes from that read: somebody may have committed in between.
+    """
 
     def __init__(self, request: Request, key: Hashable, version: Hashable | None) -> None:
         self.candidates = request.headers.getlist("if-none-match")

@@ -33,7 +33,19 @@ from sqlalchemy import (
 )
 
 from sidecar.reading import STATEMENTS_KEPT, Reading, parameter
-from sidecar.wire import CELLS, Cell, RowNumber, Turn, UtcTime, ZonedTime, decode_cursor, encode_cursor, etag, plain
+from sidecar.wire import (
+    CELLS,
+    Cell,
+    CursorError,
+    RowNumber,
+    Turn,
+    UtcTime,
+    ZonedTime,
+    decode_cursor,
+    encode_cursor,
+    etag,
+    plain,
+)
 from tombstones.state import parse_time, read_status
 from tombstones.table import Shape
 
@@ -132,7 +144,7 @@ def activity_rank(key: Key) -> tuple[Any, ...]:
 
 async def read(conn: Reading, shape: Shape, window: Window) -> Page:
     """The newest turns of a session that are older than the cursor. Raises CursorError for a foreign one."""
-    after = _position(window)
+    after = _position(shape, window)
     bounds = {"cap": window.max_turn_bytes, "room": window.max_page_bytes}
     if "last_updated" in shape.columns and (after is None or after.by_sql):
         newest = _newest(shape, window.order, window.owners, after is not None)
@@ -151,7 +163,7 @@ async def read(conn: Reading, shape: Shape, window: Window) -> Page:
 
 async def validator(conn: Reading, shape: Shape, window: Window) -> str | None:
     """The validator that `read` would give its page, at the cost of the page's keys; None where only `read` knows."""
-    after = _position(window)
+    after = _position(shape, window)
     if shape.sqlite or "last_updated" not in shape.columns or (after is not None and not after.by_sql):
         return None
     keys = _newest_keys(shape, window.order, window.owners, after is not None)
@@ -172,8 +184,14 @@ def _place(row: Any) -> int:
     return place
 
 
-def _position(window: Window) -> Key | None:
-    return decode_cursor(window.cursor, window.bound_to, Key) if window.cursor is not None else None
+def _position(shape: Shape, window: Window) -> Key | None:
+    """The key that the cursor holds, of the kind that this store's rows have. Raises CursorError."""
+    if window.cursor is None:
+        return None
+    after = decode_cursor(window.cursor, window.bound_to, Key)
+    if (after.sequence is not None) != shape.sqlite:
+        raise CursorError
+    return after
 
 
 def _visible(shape: Shape, owners: frozenset[str] | None) -> ColumnElement[bool]:

@@ -247,7 +247,7 @@ async def prepare(store: Store) -> None:
 
     database = Database(config_for(store))
     try:
-        await database.maintain(run, lambda statement: None)
+        await database.alter(run, lambda statement: None)
     finally:
         await database.close()
 

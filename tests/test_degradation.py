@@ -823,5 +823,5 @@ async def undo(store: rig.Store) -> None:
     from tombstones.prepare import undo as run
 
     database = Database(rig.config_for(store))
-    await database.maintain(run, lambda statement: None)
+    await database.alter(run, lambda statement: None)
     await database.close()

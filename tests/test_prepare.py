@@ -23,7 +23,7 @@ async def run(store: rig.Store, work: Callable[..., Awaitable[int]] = ddl.prepar
     said: list[str] = []
     database = Database(rig.config_for(store))
     try:
-        number = await database.maintain(work, said.append, **options)
+        number = await database.alter(work, said.append, **options)
     finally:
         await database.close()
     assert number == len(said)
@@ -152,7 +152,7 @@ from tombstones.prepare import prepare
 
 async def main():
     database = Database(Config(database_url=sys.argv[1]))
-    print(json.dumps(await database.maintain(prepare, lambda statement: None)))
+    print(json.dumps(await database.alter(prepare, lambda statement: None)))
     await database.close()
 
 asyncio.run(main())

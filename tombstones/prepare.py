@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.schema import CreateTable
 
-from tombstones.table import CREATED, PARKED_PATTERNS, SDK_SIDE_TABLES, Shape, introspect
+from tombstones.table import CREATED, CREATED_BY_ANOTHER, PARKED_PATTERNS, SDK_SIDE_TABLES, Shape, introspect
 
 Say = Callable[[str], None]
 
@@ -162,13 +162,16 @@ async def _run(conn: AsyncConnection, ddl: list[str], say: Say, dry_run: bool) -
 
 
 async def _execute(conn: AsyncConnection, statement: str) -> None:
-    tries = _ALTER_TRIES if statement.startswith("ALTER") else 1
+    tries = _ALTER_TRIES if statement.startswith(("ALTER", "CREATE TABLE")) else 1
     for left in reversed(range(tries)):
         try:
             await conn.exec_driver_sql(statement)
             return
         except DBAPIError as error:
-            if getattr(error.orig, "sqlstate", None) != "55P03" or not left:
+            state = getattr(error.orig, "sqlstate", None)
+            if statement.startswith("CREATE TABLE") and state in CREATED_BY_ANOTHER:
+                return  # a first read came before us
+            if state != "55P03" or not left:
                 raise
         await asyncio.sleep(_POLL_SECONDS)
 

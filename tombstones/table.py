@@ -123,7 +123,7 @@ class Shape:
 
     @property
     def lock_key(self) -> int:
-        """The key of the advisory locks under which PostgreSQL's sidecars change this store's schema."""
+        """The key of the advisory locks of this store on PostgreSQL: preparing holds it, the sweep the next one."""
         return zlib.crc32(f"a2a-sidecar:{self.schema}.{self.name}".encode())
 
     def index_name(self, purpose: str) -> str:
@@ -291,7 +291,7 @@ async def introspect(conn: AsyncConnection, name: str, schema: str | None = None
 
 
 # Another sidecar created the same table first: duplicate key in the catalog, duplicate table, duplicate object.
-_CREATED_BY_ANOTHER = {"23505", "42P07", "42710"}
+CREATED_BY_ANOTHER = {"23505", "42P07", "42710"}
 
 
 async def create_side_tables(conn: AsyncConnection, shape: Shape) -> None:
@@ -309,5 +309,5 @@ async def create_side_tables(conn: AsyncConnection, shape: Shape) -> None:
             async with conn.begin_nested():
                 await conn.execute(CreateTable(missing, if_not_exists=True))
         except DBAPIError as error:
-            if getattr(error.orig, "sqlstate", None) not in _CREATED_BY_ANOTHER:
+            if getattr(error.orig, "sqlstate", None) not in CREATED_BY_ANOTHER:
                 raise

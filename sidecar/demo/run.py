@@ -76,7 +76,7 @@ async def _run(config: Config, listener: socket, agent_listener: socket) -> None
         async with running(agent, agent_listener) as agent_server:
             click.echo("writing the sample sessions ...")
             await write_samples(agent.state.handler)
-            await app.state.database.maintain(prepare, lambda statement: None)
+            await app.state.database.alter(prepare, lambda statement: None)
             async with running(app, listener) as server:
                 click.echo(await _welcome(config, app.state.database, url_of(listener), url_of(agent_listener)))
                 await asyncio.wait([server, agent_server], return_when=asyncio.FIRST_COMPLETED)
