@@ -24,6 +24,8 @@ class Outgoing:
 
     def __init__(self, readers: int, budget: int) -> None:
         self._readers = asyncio.Semaphore(readers)
+        self._may_wait = readers - 1
+        self._waiting = 0
         self._budget = budget
         self._held = 0
         self._released = asyncio.Condition()
@@ -44,18 +46,26 @@ class Outgoing:
     async def admit(self, response: Response) -> Response:
         """The response, once there is room for its body; to be called while `making`, so that no body piles up.
 
-        Raises Busy after two seconds without room.
+        Raises Busy after two seconds without room, and at once when nobody who makes a small answer would be left.
         """
-        size = min(len(response.body), self._budget)
-        if size < LARGE_BYTES:
+        if len(response.body) < LARGE_BYTES:
             return response
+        size = min(len(response.body), self._budget)
+        await self._take(size)
+        return _Sliced(bytes(response.body), response.status_code, response.headers, self, size)
+
+    async def _take(self, size: int) -> None:
+        if self._held + size > self._budget and self._waiting >= self._may_wait:
+            raise Busy(_TOO_MANY, {"Retry-After": "2"})
+        self._waiting += 1
         try:
             async with asyncio.timeout(WAIT_SECONDS), self._released:
                 await self._released.wait_for(lambda: self._held + size <= self._budget)
                 self._held += size
         except TimeoutError:
             raise Busy(_TOO_MANY, {"Retry-After": "2"}) from None
-        return _Sliced(bytes(response.body), response.status_code, response.headers, self, size)
+        finally:
+            self._waiting -= 1
 
     async def release(self, size: int) -> None:
         """Gives the room of a sent body to the next."""

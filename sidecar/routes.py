@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote_to_bytes, urlencode
 
@@ -234,17 +235,17 @@ class Fresh:
         """The headers of the answer and of the 304 alike."""
         return {"ETag": self.etag or "", "Cache-Control": "private, no-cache", "Vary": _VARY}
 
-    async def validate(self, body: bytes) -> None:
+    async def validate(self, body: bytes, link: str | None) -> None:
         """Makes the validator of an answer that none came with."""
         if self.etag is None:
-            self.etag = await _beside(len(body), wire.etag, body)
+            self.etag = await _beside(len(body), partial(wire.etag, body), (link or "").encode())
         if self._version is not None:
             self._remembered.remember(self._key, self._version, self.etag)
 
 
 async def answer(fresh: Fresh, body: bytes, link: str | None = None) -> Response:
     """A readable answer with its validator: 304 when the client has it, compressed when the client can."""
-    await fresh.validate(body)
+    await fresh.validate(body, link)
     if fresh.is_unchanged():
         return fresh.unchanged()
     headers = fresh.headers() | ({} if link is None else {"Link": link})

@@ -5,7 +5,21 @@ from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import Any
 
-from sqlalchemy import ColumnElement, Integer, Select, String, and_, case, false, func, literal, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    FromClause,
+    Integer,
+    Select,
+    String,
+    and_,
+    case,
+    func,
+    literal,
+    literal_column,
+    or_,
+    select,
+    true,
+)
 from sqlalchemy.sql.selectable import NamedFromClause
 
 from sidecar import observe
@@ -95,8 +109,8 @@ def _session(rows: Sequence[Any]) -> Session:
 def _parked_statement(shape: Shape, scope: Scope) -> Any:
     """Of each session that may be parked: its newest-created row, and those that SQL cannot order."""
     tasks = shape.tasks
-    candidate = and_(shape.may_be_parked(), scope.visible(shape), ~_is_followed(shape, scope))
-    waiting = select(tasks.c.context_id).where(candidate).distinct().cte("waiting")
+    # materialized: PostgreSQL would look for the sessions again for every row
+    waiting = _waiting(shape, scope).cte("waiting").prefix_with("MATERIALIZED")
     of_session: dict[str, Any] = {"partition_by": tasks.c.context_id}
     live = select(
         tasks.c.context_id,
@@ -105,35 +119,58 @@ def _parked_statement(shape: Shape, scope: Scope) -> Any:
         func.count().over(**of_session).label("turns"),
         func.max(shape.last_updated).over(**of_session).label("newest"),
     )
-    live = live.where(tasks.c.context_id.in_(select(waiting.c.context_id)), scope.visible(shape))
+    is_waiting: ColumnElement[bool] = tasks.c.context_id.in_(select(waiting.c.context_id))
+    if not shape.can_walk:
+        # in one pass PostgreSQL shall look each row up; of a bare IN it makes a loop within the loop
+        is_waiting = is_waiting.is_(true())
+    live = live.where(is_waiting, scope.visible(shape))
     numbered = live.subquery("live")
     return select(numbered).where(or_(numbered.c.place == 1, numbered.c.last_updated.is_(None)))
 
 
-def _is_followed(shape: Shape, scope: Scope) -> ColumnElement[bool]:
-    """A turn of the session was surely created later; most questions that were ever asked have been answered."""
+def _waiting(shape: Shape, scope: Scope) -> Select[Any]:
+    """The sessions that may be parked. Most questions that were ever asked have been answered: where the session index
+    makes it cheap, a session is left out whose newest such turn was surely followed by another.
+    """
+    tasks = shape.tasks
+    candidates = select(tasks.c.context_id, *_newest_of_session(shape))
+    candidates = candidates.where(shape.may_be_parked(), scope.visible(shape)).group_by(tasks.c.context_id)
+    asked = candidates.cte("asked")
+    waiting = select(asked.c.context_id)
+    return waiting.where(~_is_followed(shape, scope, asked)) if shape.can_walk else waiting
+
+
+def _newest_of_session(shape: Shape) -> list[ColumnElement[Any]]:
+    """How far a group of turns reaches in the order of creation; a turn without last_updated may be the newest."""
+    unknown = literal_column("'infinity'::timestamp") if not shape.sqlite else literal("9999")
+    return [
+        func.max(shape.sequence).label("sequence"),
+        func.max(shape.created).label("created"),
+        func.max(func.coalesce(shape.last_updated, unknown)).label("last_updated"),
+    ]
+
+
+def _is_followed(shape: Shape, scope: Scope, asked: FromClause) -> ColumnElement[bool]:
+    """A turn of the session was surely created later."""
     next_turn = shape.tasks.alias("next_turn")
     mine = and_(
-        next_turn.c.context_id == shape.tasks.c.context_id,
+        next_turn.c.context_id == asked.c.context_id,
         shape.alive(next_turn),
         shape.owned_by(scope.owners, next_turn),
     )
-    return select(next_turn.c.context_id).where(mine, _is_created_later(shape, next_turn)).exists()
+    return select(next_turn.c.context_id).where(mine, _is_created_later(shape, asked, next_turn)).exists()
 
 
-def _is_created_later(shape: Shape, other: NamedFromClause) -> ColumnElement[bool]:
+def _is_created_later(shape: Shape, asked: FromClause, other: NamedFromClause) -> ColumnElement[bool]:
     """`creation_rank` compared in SQL, as far as SQL can know."""
-    tasks = shape.tasks
     if shape.sqlite:
-        return other.c.rowid > tasks.c.rowid
-    by_time: ColumnElement[bool] = false()
-    if "last_updated" in shape.columns:
-        by_time = other.c.last_updated > shape.last_updated
+        return other.c.rowid > asked.c.sequence
+    by_time: ColumnElement[bool] = other.c.last_updated > asked.c.last_updated
     if not shape.has_creation_order:
         return by_time
-    created, later_created = shape.created, other.c[CREATED]
-    unrecorded = and_(created.is_(None), or_(later_created.is_not(None), by_time))
-    return or_(later_created > created, unrecorded)
+    later_created = other.c[CREATED]
+    unrecorded = and_(asked.c.created.is_(None), or_(later_created.is_not(None), by_time))
+    return or_(later_created > asked.c.created, unrecorded)
 
 
 def _keys_and_status(shape: Shape) -> tuple[ColumnElement[Any], ...]:

@@ -223,9 +223,11 @@ def session_row(session: Session, *, with_state: bool) -> dict[str, Any]:
     return {**row, "last_state": session.last_state} if with_state else row
 
 
-def etag(body: bytes) -> str:
-    """A weak validator that changes with every change of the answer, artifact chunks included."""
-    return f'W/"{hashlib.sha256(body).hexdigest()[:32]}"'
+def etag(body: bytes, link: bytes = b"") -> str:
+    """A weak validator that changes with every change of the answer: artifact chunks, and where it leads on to."""
+    digest = hashlib.sha256(body)
+    digest.update(link)
+    return f'W/"{digest.hexdigest()[:32]}"'
 
 
 CURSOR_VERSION = 1
