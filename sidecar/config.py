@@ -211,6 +211,7 @@ class Config:
     statement_timeout: float = _setting(5.0, "Seconds that one database statement may take.", _seconds)
     pool_size: int = _setting(5, "Most database connections held at once.", _whole(1, 100))
     prepare: bool = _setting(False, "Create indexes and side tables at start.", _switch)
+    workers: int = _setting(1, "Worker processes, each with a pool of database connections of its own.", _whole(1, 64))
     log_format: str = _setting(
         "auto",
         "Log lines as text or json; auto is text on a terminal.",

@@ -8,9 +8,11 @@ import dataclasses
 import functools
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     import prometheus_client
 
 _logger = logging.getLogger("sidecar")
+# prometheus_client's own name for it
+_METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +128,18 @@ def configure(log_format: str, stream: TextIO | None = None) -> None:
     handler.setFormatter(_TextLines() if as_text else _JsonLines())
     logging.basicConfig(handlers=[handler], force=True)
     _logger.setLevel(logging.INFO)
+
+
+def share_metrics(folder: Path, worker: int) -> None:
+    """Counts in files of the folder, which `metrics_text` sums over all workers; to be called before the first event.
+
+    A worker that takes the number of one that died counts on in its files, so no sum ever falls.
+    """
+    with suppress(ImportError):
+        from prometheus_client import values
+
+        os.environ[_METRICS_FOLDER] = str(folder)
+        values.ValueClass = values.MultiProcessValue(lambda: worker)  # type: ignore[no-untyped-call]  # it has no types
 
 
 def metrics_text() -> bytes | None:
@@ -256,10 +272,14 @@ class _Metrics:
                 self._failures.inc()
 
     def text(self) -> bytes:
-        """Everything counted, in Prometheus's text format."""
-        from prometheus_client import generate_latest
+        """Everything counted, by all workers where there are several, in Prometheus's text format."""
+        from prometheus_client import CollectorRegistry, generate_latest, multiprocess
 
-        return generate_latest(self._registry)
+        if _METRICS_FOLDER not in os.environ:
+            return generate_latest(self._registry)
+        registry = CollectorRegistry()
+        multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # it has no types
+        return generate_latest(registry)
 
 
 @functools.cache

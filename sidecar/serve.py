@@ -2,10 +2,14 @@
 
 import asyncio
 import logging
+import shutil
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import uvicorn
 from sqlalchemy.exc import SQLAlchemyError
@@ -17,6 +21,8 @@ from sidecar.app import create_app
 from sidecar.config import Config, ConfigError, check_serve
 from sidecar.db import Database, WrongTableError
 from sidecar.errors import SidecarError
+from sidecar.protocol import http_protocol
+from sidecar.workers import has_parent, keep_working, stop_with_parent
 from tombstones.prepare import prepare
 from tombstones.table import Shape
 
@@ -34,12 +40,15 @@ def listen(host: str, port: int) -> socket.socket:
     """A listening socket on the first address of the host; port 0 takes a free one. Raises ListenError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address, family=family, backlog=2048)
+        listener = socket.create_server(address, family=family, backlog=2048)
     except OSError as error:
         reason = str(error.strerror).partition(" (")[0]  # the address follows in brackets
         raise ListenError(
             f"cannot listen on {host}, port {port}: {reason}. Choose another with --host or --port."
         ) from error
+    # its connections inherit it; asyncio itself sets it on none of them, and the end of an answer waited for 40 ms
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def url_of(listener: socket.socket) -> str:
@@ -55,8 +64,22 @@ def serve(config: Config) -> None:
     app = create_app(config)
     for warning in config.warnings:
         observe.emit(observe.Note(logging.WARNING, warning))
-    with listen(config.host, config.port) as listener, suppress(asyncio.CancelledError):
-        asyncio.run(_serve(app, listener, config))
+    with listen(config.host, config.port) as listener:
+        _run(_serve(app, listener, config))
+
+
+def _run(main: Coroutine[Any, Any, None]) -> None:
+    """Runs it until it ends or is cancelled, on uvloop's event loop where that is installed."""
+    with asyncio.Runner(loop_factory=_uvloop()) as runner, suppress(asyncio.CancelledError):
+        runner.run(main)
+
+
+def _uvloop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 async def _serve(app: Starlette, listener: socket.socket, config: Config) -> None:
@@ -64,9 +87,38 @@ async def _serve(app: Starlette, listener: socket.socket, config: Config) -> Non
     await _look(app.state.database)
     if config.prepare:
         await _prepare(app.state.database)
+    if config.workers > 1:
+        await app.state.database.close()
+        await _serve_by_workers(listener, config)
+        return
     async with running(app, listener) as server:
-        observe.emit(observe.Note(logging.INFO, f"listening on {url_of(listener)}"))
+        _tell(listener)
         await asyncio.wait([server])
+
+
+async def _serve_by_workers(listener: socket.socket, config: Config) -> None:
+    with TemporaryDirectory(prefix="a2a-sidecar-metrics-") as metrics:
+        _tell(listener)  # from now on a request waits for the first worker
+        await keep_working(config.workers, _work, listener, config, Path(metrics))
+
+
+def _work(number: int, listener: socket.socket, config: Config, metrics: Path) -> None:
+    """What a worker process does, from its start to its end."""
+    observe.share_metrics(metrics, number)
+    observe.configure(config.log_format)
+    _run(_serve_with_parent(create_app(config), listener))
+    if not has_parent():
+        shutil.rmtree(metrics, ignore_errors=True)
+
+
+async def _serve_with_parent(app: Starlette, listener: socket.socket) -> None:
+    stop_with_parent()
+    async with running(app, listener) as server:
+        await asyncio.wait([server])
+
+
+def _tell(listener: socket.socket) -> None:
+    observe.emit(observe.Note(logging.INFO, f"listening on {url_of(listener)}"))
 
 
 def stop_on_signals() -> None:
@@ -97,7 +149,7 @@ async def _nothing(conn: AsyncConnection, shape: Shape) -> None:
 async def _prepare(database: Database) -> None:
     """What `a2a-sidecar prepare` does; without it the store is slower and not wrong, so a failure ends nothing."""
     try:
-        number = await database.maintain(prepare, lambda statement: None)
+        number = await database.alter(prepare, lambda statement: None)
         observe.emit(observe.Note(logging.INFO, f"prepared the store: {number} statements"))
     except SidecarError as error:
         _warn(f"The store was not prepared: {error.detail}")
@@ -116,6 +168,7 @@ class _Server(uvicorn.Server):
     def __init__(self, app: Starlette) -> None:
         settings = uvicorn.Config(
             app,
+            http=http_protocol(),
             log_config=None,
             access_log=False,
             server_header=False,
