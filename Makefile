@@ -1,4 +1,4 @@
-.PHONY: demo test check pins clean
+.PHONY: demo test check bench pins clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -15,6 +15,10 @@ check: $(VENV)/.test
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
 
+# `make bench BENCH="--rows 10000 1000000 --worst"`
+bench: $(VENV)/.bench
+	$(RUN)/python -m tests.bench $(BENCH)
+
 # An extra is installed once, and again when what the project needs changes.
 $(VENV)/.%: pyproject.toml
 	test -x $(RUN)/python || $(PYTHON) -m venv $(VENV)
@@ -26,7 +30,7 @@ pins:
 	$(PYTHON) -m venv build/pins
 	build/pins/bin/python -m pip install --quiet pip-tools
 	CUSTOM_COMPILE_COMMAND="make pins" build/pins/bin/pip-compile --quiet --generate-hashes --strip-extras \
-		--no-emit-index-url --no-emit-find-links --extra metrics --extra rich \
+		--no-emit-index-url --no-emit-find-links --extra fast --extra metrics --extra rich \
 		--output-file deploy/requirements.txt pyproject.toml
 
 clean:
