@@ -127,7 +127,8 @@ async def session_turns(request: Request) -> Response:
         return fresh.unchanged()
     async with outgoing.making():
         page = await _with_cursor(database.read(turns.read, window))
-        fresh.etag = page.etag
+        if fresh.etag is None or not await fresh.still_stands(database):
+            fresh.etag = page.etag
         size = sum(cell.octets or 0 for turn in page.turns for cell in (turn.artifacts, turn.history))
         body = await _beside(size, wire.turns_body, page.turns)
         flags = {"limit": query.limit, **({"order": "created"} if query.order == "created" else {})}
@@ -222,6 +223,10 @@ class Fresh:
     def is_versioned(self) -> bool:
         """The store says by itself whether anything was committed."""
         return self._version is not None
+
+    async def still_stands(self, database: Database) -> bool:
+        """Nobody has committed between the version and what was read since, so our validator is that body's, too."""
+        return self._version is not None and await database.version() == self._version
 
     def is_unchanged(self) -> bool:
         """The client holds the answer as it is."""
