@@ -421,7 +421,9 @@ def _create_engine(source: dsn.Dsn, config: Config, *, patient: bool = False) ->
     if patient:
         common["poolclass"] = NullPool
     else:
-        common |= {"pool_size": config.pool_size, "max_overflow": 0, "pool_timeout": POOL_WAIT_SECONDS}
+        # the connection used last: its caches are warm
+        common |= {"pool_size": config.pool_size, "max_overflow": 0, "pool_use_lifo": True}
+        common["pool_timeout"] = POOL_WAIT_SECONDS
     if source.path is None:
         milliseconds = str(int(config.statement_timeout * 1000))
         settings = {
@@ -439,6 +441,8 @@ def _create_engine(source: dsn.Dsn, config: Config, *, patient: bool = False) ->
         return engine
     # autocommit: a transaction begins where we say BEGIN, and nowhere else
     arguments = {"timeout": config.statement_timeout, "isolation_level": None}
+    if not patient:  # each door ends what it began; the pool's rollback would be one more turn of the driver's thread
+        common["pool_reset_on_return"] = None
     engine = create_async_engine(source.url, connect_args=arguments, **common)
     _guard_file(engine, source.path, math.inf if patient else config.statement_timeout)
     return engine

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from sidecar.errors import Busy
 
 # A slice is handed over when the one before it has left: a client that stops reading holds no more than its body.
-SLICE_BYTES = 256 * 1024
+SLICE_BYTES = 512 * 1024
 # Smaller answers are not worth counting.
 LARGE_BYTES = 64 * 1024
 WAIT_SECONDS = 2.0

@@ -55,12 +55,15 @@ class Reading:
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[None]:
         """Several statements that see one state; Python's sqlite3 opens no transaction for a SELECT."""
-        sqlite = self._dialect.name == "sqlite"
-        await self._driver.execute("BEGIN" if sqlite else "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        try:
-            yield
-        finally:
-            await self._driver.execute("ROLLBACK")
+        if self._dialect.name == "sqlite":
+            try:  # a caller that is cancelled while it begins must end it, too
+                await self._driver.execute("BEGIN")
+                yield
+            finally:
+                await self._driver.rollback()
+        else:
+            async with self._driver.transaction(isolation="repeatable_read", readonly=True):
+                yield
 
 
 def parameter(name: str, kind: TypeEngine[Any]) -> BindParameter[Any]:

@@ -40,16 +40,14 @@ def iso(moment: datetime | None) -> str | None:
     return None if moment is None else moment.isoformat() + "Z"
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(msgspec.Struct, frozen=True, gc=False):
     """A stored JSON text with its size in bytes; `text` is None for SQL NULL, and when it was too large to fetch."""
 
     text: bytes | None
     octets: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(msgspec.Struct, frozen=True, gc=False):
     """One stored turn, as the wire needs it."""
 
     task_id: str
