@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import logging
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -25,9 +26,11 @@ from sidecar.errors import (
     OwnerNotAllowed,
     ParameterInvalid,
     SessionActive,
+    SidecarError,
 )
 from sidecar.outgoing import LARGE_BYTES, Outgoing
 from sidecar.sentinel import Remembered
+from sidecar.sweeper import delete_hidden
 from tombstones import retire as tombstones
 
 SESSIONS = "/api/chat/sessions"
@@ -196,6 +199,10 @@ async def delete_session(
     observe.emit(
         observe.Retired(action, session_id, outcome.turns_deleted, outcome.active_turns, actor.token, actor.request_id)
     )
+    try:
+        await delete_hidden(database, outcome.left)
+    except SidecarError as error:  # the deletion stands: no reader sees them, and the next sweep takes them away
+        observe.emit(observe.Note(logging.WARNING, f"hidden turns were left to the sweep: {error.code}"))
     return outcome
 
 

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sidecar import observe
 from sidecar.db import Database
 from sidecar.errors import SidecarError
-from tombstones.retire import SWEEP_BATCH, late_rows, sweep
+from tombstones.retire import BATCH, late_rows, sweep
 from tombstones.table import Shape
 
 INTERVAL_SECONDS = 60.0
@@ -28,12 +28,18 @@ RECENT = timedelta(hours=24)
 async def sweep_all(database: Database, since: timedelta | None = None) -> int:
     """Deletes the late rows and tells of each session; answers how many went. Raises a SidecarError."""
     task_ids = await database.maintain(_late_rows, since)
-    swept: Counter[str] = Counter()
-    for start in range(0, len(task_ids), SWEEP_BATCH):
-        swept.update(await database.write(_sweep_alone, task_ids[start : start + SWEEP_BATCH]))
+    swept = await delete_hidden(database, task_ids)
     for session_id, rows in swept.items():
         observe.emit(observe.LateRowsSwept(session_id, rows))
     return swept.total()
+
+
+async def delete_hidden(database: Database, task_ids: Sequence[str]) -> Counter[str]:
+    """Deletes rows that have a tombstone, a batch a transaction; answers how many of each session went."""
+    deleted: Counter[str] = Counter()
+    for start in range(0, len(task_ids), BATCH):
+        deleted.update(await database.write(_sweep_alone, task_ids[start : start + BATCH]))
+    return deleted
 
 
 async def sweep_forever(database: Database) -> None:

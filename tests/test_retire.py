@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ import pytest
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm.exc import StaleDataError
 
+from sidecar import sweeper
 from sidecar.db import Database
+from sidecar.errors import Busy
 from sidecar.sweeper import RECENT, sweep_all
 from tests import rig
+from tombstones import retire as retirement
 
 INDEX = "/api/chat/sessions"
 
@@ -328,3 +332,62 @@ async def test_readers_see_all_of_a_session_or_none(store: rig.Store, open_sidec
     done.set()
     await asyncio.gather(*watchers)
     assert sizes <= {10}
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session is long from four turns on."""
+    for module in (retirement, sweeper):
+        monkeypatch.setattr(module, "BATCH", 3)
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("retire", ["true", "false"])
+async def test_long_session(retire: str, store: rig.Store, sidecar: httpx.AsyncClient) -> None:
+    """It is counted and deleted whole, with one audit row, though not in one transaction on SQLite."""
+    for state in ["completed"] * 7 + ["working"]:
+        await store.turn("chat-long", state)
+    await store.turn("chat-other")
+    answer = await delete(sidecar, "chat-long", retire=retire)
+    assert (8, 1) == (answer["turns_deleted"], answer["active_turns"])
+    assert await shown(sidecar, "chat-long") == []
+    assert [row.context_id for row in await store.raw("SELECT context_id FROM tasks")] == ["chat-other"]
+    assert [8] == [row.turns_deleted for row in await store.raw("SELECT turns_deleted FROM tasks_retirements")]
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("kind", ["sqlite"])
+@pytest.mark.parametrize("work", [retirement.retire, retirement.clear])
+async def test_crash_amid_a_long_session(
+    work: Callable[..., Any], store: rig.Store, sidecar: httpx.AsyncClient
+) -> None:
+    """After the first transaction no reader sees a turn, and whatever comes later takes the rows away."""
+    for _ in range(8):
+        await store.turn("chat-long")
+    database = Database(rig.config_for(store))
+    try:
+        outcome = await database.write(work, "chat-long", retirement.Actor("operator", None, "request"))
+        assert 8 == outcome.turns_deleted == len(outcome.left)
+        assert await shown(sidecar, "chat-long") == []
+        assert 8 == len(await store.raw("SELECT id FROM tasks"))
+        assert 8 == await sweep_all(database)
+    finally:
+        await database.close()
+    assert [] == await store.raw("SELECT id FROM tasks")
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_long_session_that_a_writer_holds_up(
+    store: rig.Store, sidecar: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deletion that stands is answered with 200, though its rows are still to be taken away."""
+    for _ in range(8):
+        await store.turn("chat-long")
+
+    async def busy(*arguments: object) -> None:
+        raise Busy("The database file is locked by a writer.")
+
+    monkeypatch.setattr(sweeper, "_sweep_alone", busy)
+    assert 8 == (await delete(sidecar, "chat-long"))["turns_deleted"]
+    assert await shown(sidecar, "chat-long") == []

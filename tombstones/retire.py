@@ -2,7 +2,8 @@
 
 The order is the promise: tombstone first, rows after it, in one transaction, so that a reader whose one statement
 leaves out what has a tombstone sees all of a session or none of it. A row that a producer saves later is stored,
-stays hidden and is swept.
+stays hidden and is swept. So is what a long session leaves on SQLite: its one write lock is not held for thousands of
+rows, while every producer waits.
 """
 
 import re
@@ -20,8 +21,8 @@ from tombstones.table import SDK_SIDE_TABLES, Shape
 
 # The versions row is what the SDK's clustered store locks first; taking the rows in its order avoids deadlocks.
 _VERSIONS = SDK_SIDE_TABLES[0]
-# A statement deletes this many late rows at most, so that SQLite's one write lock is held for a moment only.
-SWEEP_BATCH = 100
+# Deleting so many turns holds SQLite's write lock for 5 to 15 ms.
+BATCH = 250
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
 # Both drivers cap the parameters of one statement.
 _ID_BATCH = 1000
@@ -38,10 +39,11 @@ class Actor:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was deleted: the number of turns, and how many of them waited or ran."""
+    """What was deleted: the number of turns, how many of them waited or ran, and the ids of those left to `sweep`."""
 
     turns_deleted: int
     active_turns: int
+    left: Sequence[str]
 
 
 class SessionActiveError(Exception):
@@ -65,8 +67,8 @@ async def retire(
     """
     tombstones = shape.side.session_tombstones
     await _insert_once(conn, tombstones, [{"session_id": session_id, "retired_at": datetime.now(UTC)}])
-    deleted = await _delete_turns(conn, shape, shape.tasks.c.context_id == session_id)
-    return await _settle(conn, shape, "retire", session_id, deleted, actor, refuse_active)
+    deleted, left = await _take(conn, shape, session_id)
+    return await _settle(conn, shape, "retire", session_id, deleted, left, actor, refuse_active)
 
 
 async def clear(
@@ -78,12 +80,12 @@ async def clear(
     """
     if await _any(conn, shape.side.session_tombstones.c.session_id == session_id):
         raise AlreadyRetiredError
-    deleted = await _delete_turns(conn, shape, shape.tasks.c.context_id == session_id)
+    deleted, left = await _take(conn, shape, session_id)
     if _ids(deleted):
         now = datetime.now(UTC)
         rows = [{"task_id": task_id, "cleared_at": now} for task_id in _ids(deleted)]
         await _insert_once(conn, shape.side.task_tombstones, rows)
-    return await _settle(conn, shape, "clear", session_id, deleted, actor, refuse_active)
+    return await _settle(conn, shape, "clear", session_id, deleted, left, actor, refuse_active)
 
 
 async def late_rows(conn: AsyncConnection, shape: Shape, since: timedelta | None) -> list[str]:
@@ -102,7 +104,10 @@ async def late_rows(conn: AsyncConnection, shape: Shape, since: timedelta | None
 
 
 async def sweep(conn: AsyncConnection, shape: Shape, task_ids: Sequence[str]) -> list[str]:
-    """Deletes those late rows, and answers the session id of each; a row without a tombstone is never touched."""
+    """Deletes those hidden rows, `BATCH` at most, and answers the session id of each.
+
+    A row without a tombstone is never touched.
+    """
     deleted = await _delete_turns(conn, shape, shape.tasks.c.id.in_(task_ids) & ~shape.alive())
     return [row.context_id for row in deleted]
 
@@ -113,6 +118,7 @@ async def _settle(
     action: str,
     session_id: str,
     deleted: Sequence[Row[Any]],
+    left: Sequence[str],
     actor: Actor,
     refuse_active: bool,
 ) -> Outcome:
@@ -131,7 +137,7 @@ async def _settle(
             request_id=actor.request_id,
         )
     )
-    return Outcome(len(deleted), active)
+    return Outcome(len(deleted), active, left)
 
 
 async def _check_owners(
@@ -156,14 +162,29 @@ async def _any(conn: AsyncConnection, where: ColumnElement[bool]) -> bool:
     return (await conn.execute(select(literal(1)).where(where).limit(1))).first() is not None
 
 
+async def _take(conn: AsyncConnection, shape: Shape, session_id: str) -> tuple[Sequence[Row[Any]], Sequence[str]]:
+    """A session's turns, deleted, and the ids of those that are only to be deleted: its tombstones hide them."""
+    mine = shape.tasks.c.context_id == session_id
+    if shape.sqlite:  # whose write lock we hold: nothing is saved between this statement and the commit
+        turns = (await conn.execute(select(*_known(shape)).where(mine))).all()
+        if len(turns) > BATCH and len(ids := _ids(turns)) == len(turns):
+            return turns, ids
+    return await _delete_turns(conn, shape, mine), ()
+
+
+def _known(shape: Shape) -> tuple[ColumnElement[Any], ...]:
+    """What is told of a deleted row."""
+    tasks = shape.tasks
+    owner = tasks.c.owner if "owner" in shape.columns else literal(None).label("owner")
+    return (tasks.c.id, tasks.c.context_id, owner, shape.stored("status").label("status"))
+
+
 async def _delete_turns(conn: AsyncConnection, shape: Shape, where: ColumnElement[bool]) -> Sequence[Row[Any]]:
     """Deletes task rows and what the SDK keeps beside them; answers id, context_id, owner and status of each."""
     tasks = shape.tasks
     if _VERSIONS in shape.existing:
         await _delete_beside(conn, shape, _VERSIONS, select(tasks.c.id).where(where))
-    owner = tasks.c.owner if "owner" in shape.columns else literal(None).label("owner")
-    returned = (tasks.c.id, tasks.c.context_id, owner, shape.stored("status").label("status"))
-    deleted = (await conn.execute(delete(tasks).where(where).returning(*returned))).all()
+    deleted = (await conn.execute(delete(tasks).where(where).returning(*_known(shape)))).all()
     ids = _ids(deleted)
     for start in range(0, len(ids), _ID_BATCH):
         task_ids = ids[start : start + _ID_BATCH]
