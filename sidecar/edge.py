@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, Send
 
 from sidecar.auth import PUBLIC, Gate, Guard, Keyring
@@ -25,6 +26,7 @@ from sidecar.errors import (
     InternalError,
     MethodNotAllowed,
     NotFound,
+    ParameterInvalid,
     SidecarError,
     TargetTooLong,
     problem,
@@ -35,6 +37,9 @@ MAX_TARGET_BYTES = 8 * 1024
 MAX_HEADER_BYTES = 16 * 1024
 MAX_BODY_BYTES = 64 * 1024
 UNMATCHED = "unmatched"
+# What a page of a configured origin may send.
+ALLOWED_METHODS = ("GET", "POST", "DELETE")
+ALLOWED_HEADERS = ("Authorization", "Content-Type", "If-None-Match", "Last-Event-ID", "X-Request-Id")
 
 
 def middleware(config: Config, keyring: Keyring, public: frozenset[str] = PUBLIC) -> list[Middleware]:
@@ -124,17 +129,38 @@ class Cors(CORSMiddleware):
     """Starlette's, for configured origins only: any other request goes on to the guard, which knows our own host."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self.is_allowed_origin(Headers(scope=scope).get("origin", "")):
-            await super().__call__(scope, receive, send)
-        else:
+        if scope["type"] != "http" or not self.is_allowed_origin(Headers(scope=scope).get("origin", "")):
             await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        if scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
+            await self._preflight(headers, scope["state"]["request_id"])(scope, receive, send)
+        else:
+            await self.simple_response(scope, receive, send, request_headers=headers)
+
+    def _preflight(self, request_headers: Headers, request_id: str) -> Response:
+        """Starlette's verdict and its headers, without its plain text: empty, or a problem."""
+        verdict = self.preflight_response(request_headers)
+        headers = {name: value for name, value in verdict.headers.items() if not name.startswith("content-")}
+        if verdict.status_code == 200:
+            return Response(headers=headers)
+        methods, names = ", ".join(ALLOWED_METHODS), ", ".join(ALLOWED_HEADERS)
+        detail = f"A page of another origin may send the methods {methods} with the headers {names}."
+        return problem(ParameterInvalid(detail, headers), request_id)
+
+    @staticmethod
+    def allow_explicit_origin(headers: MutableHeaders, origin: str) -> None:
+        """Starlette's, but an answer that varies by the origin already says so once."""
+        headers["Access-Control-Allow-Origin"] = origin
+        if "Origin" not in headers.get("Vary", ""):
+            headers.add_vary_header("Origin")
 
 
 def _cors_options(config: Config) -> dict[str, Any]:
     return {
         "allow_origins": config.cors_origins,
-        "allow_methods": ("GET", "POST", "DELETE"),
-        "allow_headers": ("Authorization", "Content-Type", "If-None-Match", "Last-Event-ID"),
+        "allow_methods": ALLOWED_METHODS,
+        "allow_headers": ALLOWED_HEADERS,
         "expose_headers": ("ETag", "Link", "Retry-After", "X-Request-Id"),
         # a public console that reads a sidecar on the loopback; its origin is configured, so it was meant
         "allow_private_network": True,

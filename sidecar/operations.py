@@ -73,7 +73,8 @@ async def metrics(request: Request) -> Response:
     exposition = observe.metrics_text()
     if exposition is None:
         raise NotFound("Metrics need the extra: pip install 'a2a-session-sidecar[metrics]'.")
-    return Response(exposition, media_type="text/plain; version=0.0.4; charset=utf-8")
+    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+    return Response(exposition, headers=headers, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 async def description(request: Request) -> Response:
