@@ -60,8 +60,8 @@ _SQLITE_STEPS_BETWEEN_CHECKS = 50_000
 RETRY_AFTER = {"Retry-After": "2"}
 
 
-class _StaleError(Exception):
-    """A write met a schema that changed; it was rolled back."""
+class _RolledBackError(Exception):
+    """A write met a schema that changed, or a connection that had ended; nothing of it was committed."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -70,6 +70,10 @@ class _StaleError(Exception):
 
 class WrongTableError(TaskStoreMissing):
     """There is a table of the name, and it is not the SDK's."""
+
+
+class UnforeseenFaultError(SQLAlchemyError):
+    """A fault without a known answer, told by its code and its place alone: its message may quote a stored row."""
 
 
 class Database:
@@ -123,7 +127,7 @@ class Database:
 
         Raises a SidecarError for every fault of the database; anything the writer raises rolls back.
         """
-        return await self._to_its_end(self._write_again_if_stale(work, *args, **kwargs))
+        return await self._to_its_end(self._write_again(work, *args, **kwargs))
 
     async def _to_its_end(self, working: Coroutine[Any, Any, T]) -> T:
         running = asyncio.create_task(working)
@@ -170,23 +174,23 @@ class Database:
         except FAULTS as error:
             if _is_lost(error):
                 await greenlet_spawn(pooled.invalidate)
-            if isinstance(error, TimeoutError) and self._dsn is not None:
-                # the server said nothing at all: the other connections of the pool lead to the same silence
+            if self._dsn is not None and (_is_lost(error) or isinstance(error, TimeoutError)):
+                # the other connections of the pool lead to the same end, or to the same silence
                 await self._engine.dispose(close=False)
             raise
         finally:
             await greenlet_spawn(pooled.close)
 
-    async def _write_again_if_stale(self, work: Write[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """A statement made for another schema rolled everything back: once more, with what stands now."""
+    async def _write_again(self, work: Write[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Once more, with the schema and the connections that stand now, when nothing was committed."""
         try:
             return await self._write(work, *args, **kwargs)
-        except _StaleError:
+        except _RolledBackError:
             pass
         try:
             return await self._write(work, *args, **kwargs)
-        except _StaleError as stale:
-            raise self._fault(stale.error, writing=True) from stale.error
+        except _RolledBackError as fault:
+            raise self._fault(fault.error, writing=True) from fault.error
 
     async def _write(self, work: Write[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         committing = False
@@ -199,8 +203,8 @@ class Database:
                 committing = True
             return result
         except FAULTS as error:
-            if _is_stale(error):
-                raise _StaleError(error) from error
+            if _is_stale(error) or (_is_lost(error) and not committing):
+                raise _RolledBackError(error) from error
             fault = self._fault(error, writing=True)
             if committing and isinstance(fault, DatabaseUnavailable):
                 raise DatabaseUnavailable(
@@ -294,7 +298,7 @@ class Database:
         return f"The table {self._name}, or one beside it, has other columns than the SDK and this sidecar give it."
 
     def _fault(self, error: Exception, *, writing: bool = False) -> SidecarError:
-        """The error that a driver's fault is answered with; one that nobody foresaw is raised as it is."""
+        """The error that a driver's fault is answered with; one that nobody foresaw is raised without its message."""
         if isinstance(error, OSError) and self._path is not None:
             return self._file_fault()
         if isinstance(error, PoolTimeoutError):
@@ -308,7 +312,7 @@ class Database:
             return self._postgres_fault(error, sqlstate, writing)
         if _is_lost(error) or isinstance(error, OSError):
             return DatabaseUnavailable("The database does not answer. Try again in a moment.", RETRY_AFTER)
-        raise error
+        raise _unforeseen(error) from None
 
     def _sqlite_fault(self, error: Exception, name: str) -> SidecarError:
         if name == "SQLITE_ERROR" and "no such table" in str(error):
@@ -327,7 +331,7 @@ class Database:
             return self._file_fault()
         if name.startswith(("SQLITE_IOERR", "SQLITE_FULL", "SQLITE_CORRUPT", "SQLITE_NOTADB")):
             return DatabaseUnavailable(f"The database file cannot be used ({name}).", RETRY_AFTER)
-        raise error
+        raise _unforeseen(error) from None
 
     def _file_fault(self) -> SidecarError:
         if self._path is not None and not self._path.exists():
@@ -347,7 +351,15 @@ class Database:
             return Busy("A statement waited too long for a lock or took too long. Try again in a moment.", RETRY_AFTER)
         if sqlstate[:2] in ("08", "28", "53", "57", "58") or sqlstate in ("3D000", "3F000", "55000"):
             return DatabaseUnavailable(f"The database refuses connections (SQLSTATE {sqlstate}).", RETRY_AFTER)
-        raise error
+        raise _unforeseen(error) from None
+
+
+def _unforeseen(error: Exception) -> UnforeseenFaultError:
+    if isinstance(error, UnforeseenFaultError):  # of a door inside the one that meets it now
+        return error
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    code = getattr(cause, "sqlstate", None) or getattr(cause, "sqlite_errorname", "without a code")
+    return UnforeseenFaultError(f"{type(error).__name__}, {code}").with_traceback(error.__traceback__)
 
 
 def _privilege_fault(message: str, writing: bool) -> SidecarError:
