@@ -1,4 +1,4 @@
-.PHONY: demo test check bench pins clean
+.PHONY: demo test check bench pins audit sbom clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -32,6 +32,20 @@ pins:
 	CUSTOM_COMPILE_COMMAND="make pins" build/pins/bin/pip-compile --quiet --generate-hashes --strip-extras \
 		--no-emit-index-url --no-emit-find-links --extra fast --extra metrics --extra rich \
 		--output-file deploy/requirements.txt pyproject.toml
+
+# Known vulnerabilities of the pins. It asks an advisory service on the network, so it is no part of CI.
+audit:
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/python -m pip install --quiet pip-audit
+	build/audit/bin/pip-audit --strict --require-hashes --disable-pip --requirement deploy/requirements.txt || \
+		{ echo "audit failed: a pin is vulnerable, or no advisory service answered for it and nothing is known" >&2; exit 1; }
+
+# What the image is made of, as CycloneDX.
+sbom:
+	$(PYTHON) -m venv build/sbom
+	build/sbom/bin/python -m pip install --quiet cyclonedx-bom
+	build/sbom/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible \
+		--output-file build/sbom.json deploy/requirements.txt
 
 clean:
 	rm -rf $(VENV) build dist
