@@ -30,7 +30,7 @@ READING: dict[str, Sequence[str]] = {
     "USAGE public": (MISSING, MISSING, MISSING, MISSING),
     "SELECT tasks": (UNREADABLE, READ_ONLY, READ_ONLY, UNREADABLE),
     "SELECT tasks_session_tombstones": (UNREADABLE, "ok", READ_ONLY, UNREADABLE),
-    "SELECT tasks_task_tombstones": (UNREADABLE, "ok", "ok", UNREADABLE),
+    "SELECT tasks_task_tombstones": (UNREADABLE, READ_ONLY, READ_ONLY, UNREADABLE),
 }
 RETIRING: dict[str, Sequence[str]] = {
     "DELETE tasks": ("ok", READ_ONLY, READ_ONLY, READ_ONLY),

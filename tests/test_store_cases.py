@@ -550,7 +550,8 @@ async def test_c34_an_unseen_session_is_retired_all_the_same(
     for client in (sidecar, await open_sidecar(store)):
         assert set() == await listed_ids(client) | await listed_ids(client, parked="true")
         assert [] == await turns(client, "chat-unseen")
-    assert 1 == (await delete(sidecar, "chat-unseen"))["turns_deleted"]
+    assert 0 == (await delete(sidecar, "chat-unseen"))["turns_deleted"]  # nobody saw it
+    assert [] == await store.raw("SELECT id FROM tasks")
 
 
 async def test_c33_a_sweep_that_fails_is_tried_again(

@@ -10,9 +10,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Row, Table, column, delete, literal, select, table
+from sqlalchemy import ColumnElement, Row, Table, column, delete, exists, literal, select, table
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -46,6 +46,13 @@ class Outcome:
     left: Sequence[str]
 
 
+class _Turns(NamedTuple):
+    """A session's turns, and the ids of those that are only to be deleted: their tombstones hide them."""
+
+    rows: Sequence[Row[Any]]
+    left: Sequence[str]
+
+
 class SessionActiveError(Exception):
     """A turn of the session waits or runs, and the caller asked to refuse then; nothing may be committed."""
 
@@ -65,10 +72,11 @@ async def retire(
 
     Raises SessionActiveError or OwnerNotAllowedError: roll back.
     """
-    tombstones = shape.side.session_tombstones
-    await _insert_once(conn, tombstones, [{"session_id": session_id, "retired_at": datetime.now(UTC)}])
-    deleted, left = await _take(conn, shape, session_id)
-    return await _settle(conn, shape, "retire", session_id, deleted, left, actor, refuse_active)
+    tombstone = {"session_id": session_id, "retired_at": datetime.now(UTC)}
+    is_first = await _insert_once(conn, shape.side.session_tombstones, tombstone) > 0
+    turns = await _take(conn, shape, session_id)
+    seen = [turn for turn in turns.rows if turn.was_seen] if is_first else []
+    return await _settle(conn, shape, "retire", session_id, turns, seen, actor, refuse_active)
 
 
 async def clear(
@@ -80,12 +88,12 @@ async def clear(
     """
     if await _any(conn, shape.side.session_tombstones.c.session_id == session_id):
         raise AlreadyRetiredError
-    deleted, left = await _take(conn, shape, session_id)
-    if _ids(deleted):
+    turns = await _take(conn, shape, session_id)
+    if ids := _ids(turns.rows):
         now = datetime.now(UTC)
-        rows = [{"task_id": task_id, "cleared_at": now} for task_id in _ids(deleted)]
-        await _insert_once(conn, shape.side.task_tombstones, rows)
-    return await _settle(conn, shape, "clear", session_id, deleted, left, actor, refuse_active)
+        await _insert_once(conn, shape.side.task_tombstones, [{"task_id": each, "cleared_at": now} for each in ids])
+    seen = [turn for turn in turns.rows if turn.was_seen]
+    return await _settle(conn, shape, "clear", session_id, turns, seen, actor, refuse_active)
 
 
 async def late_rows(conn: AsyncConnection, shape: Shape, since: timedelta | None) -> list[str]:
@@ -117,14 +125,17 @@ async def _settle(
     shape: Shape,
     action: str,
     session_id: str,
-    deleted: Sequence[Row[Any]],
-    left: Sequence[str],
+    turns: _Turns,
+    seen: Sequence[Row[Any]],
     actor: Actor,
     refuse_active: bool,
 ) -> Outcome:
-    """Judges what was deleted, before anything is committed, and writes the audit row."""
-    await _check_owners(conn, shape, action, session_id, deleted, actor)
-    active = sum(read_status(row.status).state in ACTIVE for row in deleted)
+    """Judges what was deleted, before anything is committed, and writes the audit row.
+
+    Turns that no reader saw any more, since an earlier deletion hid them, count for nothing.
+    """
+    await _check_owners(conn, shape, action, session_id, turns.rows, actor)
+    active = sum(read_status(row.status).state in ACTIVE for row in seen)
     if active and refuse_active:
         raise SessionActiveError
     await conn.execute(
@@ -133,11 +144,11 @@ async def _settle(
             token=actor.token,
             action=action,
             session_id=session_id,
-            turns_deleted=len(deleted),
+            turns_deleted=len(seen),
             request_id=actor.request_id,
         )
     )
-    return Outcome(len(deleted), active, left)
+    return Outcome(len(seen), active, turns.left)
 
 
 async def _check_owners(
@@ -162,25 +173,26 @@ async def _any(conn: AsyncConnection, where: ColumnElement[bool]) -> bool:
     return (await conn.execute(select(literal(1)).where(where).limit(1))).first() is not None
 
 
-async def _take(conn: AsyncConnection, shape: Shape, session_id: str) -> tuple[Sequence[Row[Any]], Sequence[str]]:
-    """A session's turns, deleted, and the ids of those that are only to be deleted: its tombstones hide them."""
+async def _take(conn: AsyncConnection, shape: Shape, session_id: str) -> _Turns:
+    """Deletes a session's turns, or leaves them to `sweep`."""
     mine = shape.tasks.c.context_id == session_id
     if shape.sqlite:  # whose write lock we hold: nothing is saved between this statement and the commit
         turns = (await conn.execute(select(*_known(shape)).where(mine))).all()
         if len(turns) > BATCH and len(ids := _ids(turns)) == len(turns):
-            return turns, ids
-    return await _delete_turns(conn, shape, mine), ()
+            return _Turns(turns, ids)
+    return _Turns(await _delete_turns(conn, shape, mine), ())
 
 
 def _known(shape: Shape) -> tuple[ColumnElement[Any], ...]:
     """What is told of a deleted row."""
-    tasks = shape.tasks
+    tasks, cleared = shape.tasks, shape.side.task_tombstones
     owner = tasks.c.owner if "owner" in shape.columns else literal(None).label("owner")
-    return (tasks.c.id, tasks.c.context_id, owner, shape.stored("status").label("status"))
+    was_seen = ~exists(select(literal(1)).where(cleared.c.task_id == tasks.c.id).correlate(tasks))
+    return (tasks.c.id, tasks.c.context_id, owner, shape.stored("status").label("status"), was_seen.label("was_seen"))
 
 
 async def _delete_turns(conn: AsyncConnection, shape: Shape, where: ColumnElement[bool]) -> Sequence[Row[Any]]:
-    """Deletes task rows and what the SDK keeps beside them; answers id, context_id, owner and status of each."""
+    """Deletes task rows and what the SDK keeps beside them; answers what is known of each."""
     tasks = shape.tasks
     if _VERSIONS in shape.existing:
         await _delete_beside(conn, shape, _VERSIONS, select(tasks.c.id).where(where))
@@ -205,7 +217,10 @@ async def _delete_beside(conn: AsyncConnection, shape: Shape, name: str, task_id
     await conn.execute(delete(beside).where(beside.c.task_id.in_(task_ids)))
 
 
-async def _insert_once(conn: AsyncConnection, into: Table, rows: list[dict[str, Any]]) -> None:
-    """Inserts what is not there yet and leaves the rest as it is: DO UPDATE would need the UPDATE privilege."""
+async def _insert_once(conn: AsyncConnection, into: Table, rows: dict[str, Any] | list[dict[str, Any]]) -> int:
+    """Inserts what is not there yet and leaves the rest as it is: DO UPDATE would need the UPDATE privilege.
+
+    Answers how many rows were inserted, of one that was given.
+    """
     insert = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
-    await conn.execute(insert(into).on_conflict_do_nothing(), rows)
+    return (await conn.execute(insert(into).on_conflict_do_nothing(), rows)).rowcount
