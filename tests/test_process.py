@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Timer
+from queue import Queue
+from threading import Thread
 
 import httpx
 import pytest
@@ -36,17 +37,22 @@ class Sidecar:
     url: str
     start_seconds: float
     log: list[str]
+    reading: Thread
 
     def get(self, path: str = INDEX) -> httpx.Response:
         # plain http needs no certificates, whose loading takes longer than the request
         return httpx.get(self.url + path, headers=HEADERS, timeout=PATIENCE_SECONDS, verify=False)
 
+    def client(self) -> httpx.AsyncClient:
+        """A client that sends the token and keeps its connections."""
+        return httpx.AsyncClient(base_url=self.url, headers=HEADERS, timeout=PATIENCE_SECONDS, verify=False)
+
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Its exit code; the rest of its log is read."""
+        """Its exit code; its log is whole then."""
         self.process.send_signal(number)
-        output, _ = self.process.communicate(timeout=PATIENCE_SECONDS)
-        self.log += output.splitlines()
-        return self.process.returncode
+        code = self.process.wait(PATIENCE_SECONDS)
+        self.reading.join()
+        return code
 
 
 def environment(database_url: str, **settings: str) -> dict[str, str]:
@@ -62,31 +68,39 @@ def command(*arguments: str) -> list[str]:
 
 @contextmanager
 def serving(database_url: str, *flags: str, **settings: str) -> Iterator[Sidecar]:
-    """`serve` on a free port, from its line that it listens; it is killed when it hangs or the test fails."""
+    """`serve` on a free port, from its line that it listens; it is killed at the end.
+
+    Its log is read all the time, for a full pipe would stop it.
+    """
     started = time.monotonic()
-    process = subprocess.Popen(
+    log: list[str] = []
+    listening: Queue[str] = Queue()
+    with subprocess.Popen(
         command("serve", "--port", "0", *flags),
         env=environment(database_url, **settings),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-    )
-    watchdog = Timer(PATIENCE_SECONDS * 2, process.kill)
-    watchdog.start()
-    try:
-        log: list[str] = []
-        assert process.stdout is not None
-        for line in process.stdout:
-            log.append(line.rstrip())
-            if found := re.search(r"listening on (http://[^\s\"]+)", line):
-                yield Sidecar(process, found[1], time.monotonic() - started, log)
-                break
-        else:
-            pytest.fail("\n".join(["it never listened", *log]))
-    finally:
-        watchdog.cancel()
-        process.kill()
-        process.communicate()
+    ) as process:
+        reading = Thread(target=_read, args=(process, log, listening))
+        reading.start()
+        try:
+            url = listening.get(timeout=PATIENCE_SECONDS * 2)
+            assert url, "\n".join(["it never listened", *log])
+            yield Sidecar(process, url, time.monotonic() - started, log, reading)
+        finally:
+            process.kill()
+            reading.join()
+
+
+def _read(process: "subprocess.Popen[str]", log: list[str], listening: "Queue[str]") -> None:
+    """Keeps the log, and tells where it listens, or at its end nothing."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        log.append(line.rstrip())
+        if found := re.search(r"listening on (http://[^\s\"]+)", line):
+            listening.put(found[1])
+    listening.put("")
 
 
 def ended(*arguments: str, **environ: str) -> "subprocess.CompletedProcess[str]":

@@ -7,40 +7,32 @@ import socket
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
+from itertools import repeat
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
+from typing import NamedTuple
 
 import httpx
 import pytest
 
 from tests import rig
+from tests.bench.generate import START, Planned, load
 from tests.postgres import children
+from tests.test_outgoing import TEXT_BYTES, incompressible
 from tests.test_process import HEADERS, INDEX, PATIENCE_SECONDS, Sidecar, ended, environment, on_sqlite, serving
 
 pytestmark = pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="only Linux tells who holds a socket")
 on_postgres = pytest.mark.parametrize("kind", ["postgres"])
+PIECE_BYTES = 64 * 1024
 
 
-@contextmanager
-def working(database_url: str, count: int, *flags: str, **settings: str) -> Iterator[Sidecar]:
-    """`serve` with so many workers; its log is read all the time, for a full pipe would stop them."""
-    with serving(database_url, "--workers", str(count), *flags, **settings) as sidecar:
-        reading = Thread(target=_read, args=(sidecar,))
-        reading.start()
-        try:
-            yield sidecar
-        finally:
-            sidecar.process.kill()
-            reading.join()
-
-
-def _read(sidecar: Sidecar) -> None:
-    assert sidecar.process.stdout is not None
-    sidecar.log.extend(line.rstrip() for line in sidecar.process.stdout)
+def working(database_url: str, count: int, *flags: str, **settings: str) -> AbstractContextManager[Sidecar]:
+    """`serve` with so many workers."""
+    return serving(database_url, "--workers", str(count), *flags, **settings)
 
 
 def workers(sidecar: Sidecar) -> set[int]:
@@ -223,34 +215,78 @@ async def test_a_signal_lets_all_workers_finish(number: int, to_all: bool, store
     assert not any("Traceback" in line or "takes its place" in line for line in sidecar.log), sidecar.log
 
 
-@on_sqlite
-async def test_load_meets_no_torn_answer_at_the_end(store: rig.Store) -> None:
-    """Requests that come while it stops are answered whole or not at all."""
-    await store.turn("chat-a", text="x" * 300_000)
-    path = f"{INDEX}/chat-a/turns"
-    with working(store.url, 2) as sidecar, connections(sidecar, 2), ThreadPoolExecutor(8) as pool:
-        whole = len(sidecar.get(path).content)
-        loads = [pool.submit(_sizes_until_refused, sidecar, path) for _ in range(8)]
-        await asyncio.sleep(0.5)
+class Attempt(NamedTuple):
+    """One request over a connection of its own; without an answer it has no octets."""
+
+    path: str
+    began: float
+    ended: float
+    octets: int | None
+
+
+def until_refused(sidecar: Sidecar, method: str, paths: Iterable[str], pause: float = 0.0) -> list[Attempt]:
+    """Requests until one is refused or closed without an answer; with a pause after each piece of an answer."""
+    attempts: list[Attempt] = []
+    for path in paths:
+        began = time.monotonic()
+        octets = answered_octets(sidecar, method, path, pause)
+        attempts.append(Attempt(path, began, time.monotonic(), octets))
+        if octets is None:
+            break
+    return attempts
+
+
+def answered_octets(sidecar: Sidecar, method: str, path: str, pause: float) -> int | None:
+    """The size of an answer, which is a whole 200, or None."""
+    with closing(HTTPConnection(sidecar.url.removeprefix("http://"), timeout=PATIENCE_SECONDS)) as connection:
+        try:
+            connection.request(method, path, headers=HEADERS)
+            response = connection.getresponse()
+        except (OSError, HTTPException):
+            return None
+        assert 200 == response.status
+        octets = 0
+        while piece := response.read(PIECE_BYTES):
+            octets += len(piece)
+            time.sleep(pause)
+        assert response.headers["Content-Length"] == str(octets)
+        return octets
+
+
+@pytest.mark.parametrize(("kind", "count"), [("sqlite", 1), ("postgres", 1), ("sqlite", 2)])
+async def test_a_signal_under_load(count: int, store: rig.Store) -> None:
+    """What had begun is answered, large answers and deletions too; what comes later is answered whole or not at all."""
+    await store.turn("chat-large", text=incompressible(TEXT_BYTES))
+    sessions = [f"chat-{number}" for number in range(600)]
+    await load(store, [Planned(session, START) for session in sessions])
+    deletions = [[f"{INDEX}/{session}" for session in sessions[half::2]] for half in (0, 1)]
+    with working(store.url, count, "--prepare") as sidecar, ThreadPoolExecutor(6) as pool:
+        sidecar.get()  # the tables stand and a worker listens
+        reads = repeat(f"{INDEX}/chat-large/turns")
+        loads = [pool.submit(until_refused, sidecar, "GET", reads, pause) for pause in (0.0, 0.0, 0.005, 0.01)]
+        loads += [pool.submit(until_refused, sidecar, "DELETE", paths) for paths in deletions]
+        await asyncio.sleep(1)
+        signalled = time.monotonic()
         sidecar.process.terminate()
-        sizes = Counter(size for load in loads for size in load.result())
+        attempts = [attempt for load in loads for attempt in load.result()]
         assert 0 == sidecar.process.wait(PATIENCE_SECONDS)
-    assert [whole] == list(sizes)
-    assert sizes[whole] > 10
+        assert time.monotonic() - signalled < 10
+    assert not any("Traceback" in line or "traceback" in line for line in sidecar.log), sidecar.log
+    answered = [attempt for attempt in attempts if attempt.octets is not None]
+    assert any(attempt.began < signalled < attempt.ended for attempt in answered)
+    # a connection that nobody had accepted yet when the signal came is none that had begun
+    assert all(attempt.began > signalled - 0.3 for attempt in attempts if attempt.octets is None)
+    await assert_deleted(store, {attempt.path.removeprefix(f"{INDEX}/") for attempt in answered})
 
 
-def _sizes_until_refused(sidecar: Sidecar, path: str) -> list[int]:
-    """The sizes of the answers, each over a new connection, until one is refused or closed without an answer."""
-    sizes: list[int] = []
-    while True:
-        with closing(HTTPConnection(sidecar.url.removeprefix("http://"), timeout=PATIENCE_SECONDS)) as connection:
-            try:
-                connection.request("GET", path, headers=HEADERS)
-                response = connection.getresponse()
-            except (OSError, HTTPException):
-                return sizes
-            assert 200 == response.status
-            sizes.append(len(response.read()))
+async def assert_deleted(store: rig.Store, answered: set[str]) -> None:
+    """What was acknowledged is deleted, and nothing is half deleted."""
+    tombstones = {row[0] for row in await store.raw("SELECT session_id FROM tasks_session_tombstones")}
+    audits = {row[0] for row in await store.raw("SELECT session_id FROM tasks_retirements")}
+    stored = {row[0] for row in await store.raw("SELECT DISTINCT context_id FROM tasks")}
+    assert tombstones == audits
+    assert answered - {"chat-large/turns"} <= tombstones
+    assert set() == tombstones & stored
 
 
 @on_sqlite
