@@ -13,7 +13,7 @@ import pytest
 from tests import rig
 from tests.test_degradation import locked
 from tests.test_outgoing import Peer, incompressible
-from tests.test_process import PATIENCE_SECONDS, Sidecar, serving
+from tests.test_process import PATIENCE_SECONDS, Sidecar, resident_mib, serving
 
 INDEX = "/api/chat/sessions"
 LARGE = f"{INDEX}/chat-large/turns"
@@ -40,7 +40,7 @@ async def test_rounds_of_exhaustion_leave_nothing_behind(store: rig.Store, full:
             assert statuses[503] > 0, "nothing was exhausted"
             assert 200 == sidecar.get().status_code
             descriptors.append(await settled(process))
-            memory.append(resident_mib(process))
+            memory.append(resident_mib(sidecar.process.pid))
         print(f"\n{store.kind}: descriptors {descriptors}, MiB {[round(each) for each in memory]}")
         assert len(set(descriptors)) == 1
         assert memory[-1] <= memory[-2] + GROWTH_MIB
@@ -100,9 +100,3 @@ async def settled(process: Path) -> int:
                 found, since = now, time.monotonic()
             await asyncio.sleep(0.05)
     return found
-
-
-def resident_mib(process: Path) -> float:
-    """What a process holds of memory."""
-    (line,) = [each for each in (process / "status").read_text("utf-8").splitlines() if each.startswith("VmRSS")]
-    return int(line.split()[1]) / 1024

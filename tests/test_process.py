@@ -113,7 +113,7 @@ async def test_serves_soon_and_small(store: rig.Store) -> None:
     await store.turn("chat-a")
     with serving(store.url) as sidecar:
         response = sidecar.get()
-        memory = _resident_mib(sidecar.process.pid)
+        memory = resident_mib(sidecar.process.pid)
         print(f"\n{store.kind}: listening after {sidecar.start_seconds:.2f} s, {memory:.0f} MiB resident")
         assert ["chat-a"] == [each["session_id"] for each in response.json()["sessions"]]
         assert "server" not in response.headers
@@ -125,7 +125,8 @@ async def test_serves_soon_and_small(store: rig.Store) -> None:
     assert rig.TOKEN not in str(events)
 
 
-def _resident_mib(process_id: int) -> float:
+def resident_mib(process_id: int) -> float:
+    """What a process holds of memory."""
     status = Path(f"/proc/{process_id}/status")
     if not status.exists():
         pytest.skip("only Linux tells the memory of a process in /proc")
