@@ -5,19 +5,19 @@ import itertools
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-import uvicorn
 from sqlalchemy import event
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from sidecar.app import create_app
 from sidecar.routes import SESSIONS
+from sidecar.serve import listen, running
 from tests import rig
 
 
@@ -44,13 +44,24 @@ class Peer:
 
     port: int
 
-    async def send(self, target: str, method: str = "GET") -> Answer:
+    async def exchange(self, *pieces: bytes, patience: float = 30) -> bytes:
+        """What comes back for bytes, each piece a write of its own, until the server closes or `patience` seconds."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        answer = b""
+        with suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(patience):
+                for piece in pieces:
+                    if not writer.is_closing():  # uvloop would raise
+                        writer.write(piece)
+                    await asyncio.sleep(0)
+                while chunk := await reader.read(65536):
+                    answer += chunk
+        writer.transport.abort()
+        return answer
+
+    async def send(self, target: str, method: str = "GET") -> Answer:
         lines = [f"{method} {target} HTTP/1.1", "Host: 127.0.0.1", f"Authorization: Bearer {rig.TOKEN}"]
-        writer.write("\r\n".join([*lines, "Connection: close", "", ""]).encode("latin-1"))
-        raw = await reader.read()
-        writer.close()
-        await writer.wait_closed()
+        raw = await self.exchange("\r\n".join([*lines, "Connection: close", "", ""]).encode("latin-1"))
         head, _, body = raw.partition(b"\r\n\r\n")
         status, *fields = head.decode("latin-1").split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
@@ -64,18 +75,10 @@ class Peer:
 
 @asynccontextmanager
 async def serving(app: Starlette) -> AsyncIterator[Peer]:
-    """The app behind uvicorn on a free port of the loopback."""
-    config = uvicorn.Config(app, port=0, log_config=None, access_log=False, ws="none", http="h11", lifespan="on")
-    server = uvicorn.Server(config)
-    running = asyncio.create_task(server.serve())
-    while not server.started:
-        assert not running.done()
-        await asyncio.sleep(0.01)
-    try:
-        yield Peer(server.servers[0].sockets[0].getsockname()[1])
-    finally:
-        server.should_exit = True
-        await running
+    """The app on a free port of the loopback, as `a2a-sidecar serve` runs it."""
+    with listen("127.0.0.1", 0) as listener:
+        async with running(app, listener):
+            yield Peer(listener.getsockname()[1])
 
 
 Serve = Callable[..., Awaitable[Peer]]
