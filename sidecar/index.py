@@ -58,15 +58,21 @@ class Scope:
 
 
 class Position(NamedTuple):
-    """Where the index stands after a session."""
+    """Where the index stands after a session, whose id SQLite may hold in bytes that are no UTF-8."""
 
     activity: UtcTime | None
-    session_id: str
+    session_id: bytes
 
 
-def rank(place: Session | Position) -> tuple[bool, Any, str]:
-    """Sorts newest activity first, unknown last, ties by id."""
-    return (place.activity is None, datetime.max - (place.activity or datetime.max), place.session_id)
+def position(session: Session) -> Position:
+    """Where the index stands after this session."""
+    return Position(session.activity, session.session_id.encode("utf-8", "surrogateescape"))
+
+
+def rank(place: Session | Position) -> tuple[bool, Any, bytes]:
+    """Sorts newest activity first, unknown last, ties by the bytes of the id, as both databases compare them."""
+    activity, session_id = place if isinstance(place, Position) else position(place)
+    return (activity is None, datetime.max - (activity or datetime.max), session_id)
 
 
 async def newest(conn: Reading, shape: Shape, scope: Scope, limit: int, after: Position | None) -> Sequence[Session]:
@@ -76,8 +82,9 @@ async def newest(conn: Reading, shape: Shape, scope: Scope, limit: int, after: P
         # behind the last dated session stand those of unknown time: no dated one is wanted any more
         time = after.activity or datetime.min
         values["activity"] = time.isoformat(" ", "microseconds") if shape.sqlite else time
-        # PostgreSQL has no id with a NUL, and takes none from a forged cursor
-        values["session_id"] = after.session_id if shape.sqlite else after.session_id.replace("\0", "")
+        # PostgreSQL has no id with a NUL or without UTF-8, and takes none from a forged cursor
+        text = after.session_id.decode("utf-8", "replace").replace("\0", "")
+        values["session_id"] = after.session_id if shape.sqlite else text
     for steps in WALKS if shape.can_walk else ():
         rows = await conn.fetch(_walk(shape, scope, after is not None), {**values, "steps": steps})
         walked = next(row for row in rows if row.context_id is None)
@@ -191,7 +198,8 @@ def _comparable(shape: Shape, context_id: Any) -> Any:
 
 def _is_after(shape: Shape, time: Any, session_id: Any) -> ColumnElement[bool]:
     """`rank` compared with the position, in SQL."""
-    behind = and_(time == _activity(shape), session_id > parameter("session_id", String()))
+    after = cast(parameter("session_id", LargeBinary()), String) if shape.sqlite else parameter("session_id", String())
+    behind = and_(time == _activity(shape), session_id > after)
     return or_(time < _activity(shape), behind)
 
 

@@ -23,7 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.selectable import NamedFromClause
 
 from sidecar import observe
-from sidecar.index import Position, Scope, later, newest, newest_time, number_of_turns, of_session, rank
+from sidecar.index import Position, Scope, later, newest, newest_time, number_of_turns, of_session, position, rank
 from sidecar.reading import STATEMENTS_KEPT, Reading, parameter
 from sidecar.turns import Key, creation_rank, key_columns, key_of, moment
 from sidecar.wire import Session, decode_cursor, encode_cursor, plain, valid_session_id
@@ -78,7 +78,7 @@ async def read(conn: Reading, shape: Shape, window: Window) -> Page:
     shown = found[: window.limit]
     older = None
     if len(found) > len(shown):
-        older = encode_cursor(window.bound_to, Position(shown[-1].activity, plain(shown[-1].session_id)))
+        older = encode_cursor(window.bound_to, position(shown[-1]))
     return Page(_addressable(shown), older)
 
 
