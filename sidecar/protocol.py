@@ -27,6 +27,12 @@ def http_protocol() -> type[asyncio.Protocol]:
 
         _head_bytes = 0
 
+        def on_url(self, url: bytes) -> None:
+            # no target has a fragment; httptools would leave it out, and a deletion of `a#b` would delete `a`
+            if b"#" in url:
+                raise ValueError("a fragment in the target")  # which is answered with 400
+            super().on_url(url)
+
         def data_received(self, data: bytes) -> None:
             self._head_bytes += len(data)
             super().data_received(data)
@@ -79,3 +85,10 @@ class _Deadline(asyncio.Protocol):
 
 class _H11(_Deadline, H11Protocol):
     """h11, which bounds a head itself."""
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuses a request; where its body is at fault its answer may be under way, and has nowhere to go any more."""
+        super().send_400_response(msg)
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()

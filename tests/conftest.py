@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis.configuration import set_hypothesis_home_dir
 from sqlalchemy import make_url
 
 from tests import rig
@@ -16,6 +17,12 @@ from tests.postgres import Cluster, Server, running_cluster
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run the long variants too")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hypothesis_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What Hypothesis notes, it notes elsewhere than beside the code."""
+    set_hypothesis_home_dir(tmp_path_factory.mktemp("hypothesis"))
 
 
 @pytest.fixture

@@ -621,55 +621,6 @@ async def test_c35_nothing_of_a_deleted_session_is_left_beside_it(
 
 # --- broken and odd content: C08, C21, C22 --------------------------------------------------------------------------
 
-ODD_TEXTS = {"not UTF-8": "CAST(x'ff' AS TEXT)", "NUL": "'a' || char(0) || 'b'", "empty": "''", "blob": "x'80'"}
-NO_TEXTS = {"number": "5", "blob": "x'80'"}  # broken text stands in test_turns.py
-SQLITE_ODDITIES = {
-    **dict.fromkeys(("id", "context_id"), ODD_TEXTS),
-    **dict.fromkeys(("owner", "status", "artifacts", "history"), NO_TEXTS),
-}
-ODD_JSON = {"number": "'5'", "word": "'\"x\"'", "list": "'[[]]'", "object": "'{}'", "NUL": "'\"\\u0000\"'"}
-POSTGRES_ODDITIES = {
-    "status": ODD_JSON,
-    "artifacts": ODD_JSON,
-    "history": {"NUL": ODD_JSON["NUL"]},
-    "last_updated": {"end": "'infinity'", "start": "'-infinity'"},
-    "owner": {"NULL": "NULL"},
-}
-ODD_CELLS = [
-    pytest.param(kind, column, list(values.values()), id=f"{kind}-{column}")
-    for kind, oddities in (("sqlite", SQLITE_ODDITIES), ("postgres", POSTGRES_ODDITIES))
-    for column, values in oddities.items()
-]
-
-
-@pytest.mark.parametrize(("kind", "column", "values"), ODD_CELLS)
-async def test_c08_an_unreadable_row_fails_no_other(
-    column: str, values: list[str], store: rig.Store, open_sidecar: rig.OpenSidecar
-) -> None:
-    """C08: whatever stands in whichever column of one row, all others are listed, read, paged and can be deleted."""
-    client = await open_sidecar(store, session_prefix="")
-    other = await store.turn("chat-other", "input-required")
-    for number, value in enumerate(values):
-        session_id = f"chat-{number}"
-        names = ("healthy 0", "odd", "healthy 1")
-        _, odd, _ = [await store.turn(session_id, "input-required", text=name) for name in names]
-        await store.raw(f"UPDATE tasks SET {column} = {value} WHERE id = :id", id=odd)
-
-        for parked in ("true", "false"):
-            whole = await listed(client, parked=parked)
-            assert {session_id, "chat-other"} <= {each["session_id"] for each in whole}, value
-            assert whole == flat(await walk(client, SESSIONS, "sessions", limit=1, parked=parked)), value
-        assert (await ok(client, path(session_id)))["turn_count"] in (2, 3)
-        for order in ("activity", "created"):
-            whole = await turns(client, session_id, order=order)
-            assert {"healthy 0", "healthy 1"} <= {turn["text"] for turn in whole}, value
-            pages = await walk(client, path(session_id, "/turns"), "turns", limit=1, order=order)
-            assert whole == flat(pages[::-1]), value
-        assert len(whole) == (await delete(client, session_id, retire="false"))["turns_deleted"], value
-        await delete(client, session_id)
-        assert [] == await turns(client, session_id)
-        assert [other] == await turn_ids(client, "chat-other")
-
 
 @pytest.mark.parametrize("kind", ["sqlite"])
 async def test_c08_an_undecodable_id_of_the_turn_that_waits(store: rig.Store, sidecar: httpx.AsyncClient) -> None:

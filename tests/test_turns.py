@@ -190,38 +190,6 @@ async def test_time_inside_a_status(
         assert abs(datetime.now(UTC) - created) < timedelta(minutes=1)
 
 
-BROKEN = {
-    "not JSON": b"{",
-    "NaN": b'[{"a": NaN}]',
-    "Infinity": b"[-Infinity]",
-    "3000 levels": b"[" * 3000 + b"]" * 3000,
-    "bad UTF-8": b'["\xff"]',
-    "encoded surrogate": b'["\xed\xa0\x80"]',
-    "two values": b"[] []",
-    "control character": b'["\x01"]',
-}
-
-
-@pytest.mark.parametrize("kind", ["sqlite"])
-@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN.keys())
-@pytest.mark.parametrize("cell", CELLS)
-async def test_broken_cell_is_omitted(cell: str, broken: bytes, store: rig.Store, sidecar: httpx.AsyncClient) -> None:
-    """A cell that is no strict JSON, which SQLite can hold, is left out and named; every other turn is whole."""
-    healthy = await store.turn("chat-x", at="2027-01-01T00:00:00Z")
-    bad = await store.insert_raw(context_id="chat-x", **{cell: broken})
-    rows = {turn["task_id"]: turn for turn in await turns(sidecar, "chat-x")}
-    assert rows[bad]["omitted"] == [cell]
-    assert rows[bad][cell] == ({} if cell == "status" else [])
-    assert list(rows[healthy]) == KEYS
-
-
-@pytest.mark.parametrize("kind", ["postgres"])
-async def test_too_deep_cell_is_omitted_on_postgres(store: rig.Store, sidecar: httpx.AsyncClient) -> None:
-    """PostgreSQL checks its JSON, but not for a depth that no client can follow."""
-    await store.insert_raw(context_id="chat-x", history="[" * 3000 + "]" * 3000)
-    assert [turn["omitted"] for turn in await turns(sidecar, "chat-x")] == [["history"]]
-
-
 async def test_large_cell_is_omitted(store: rig.Store, open_sidecar: rig.OpenSidecar) -> None:
     """A cell above SIDECAR_MAX_TURN_BYTES is not fetched: the turn says so and keeps its other cells."""
     client = await open_sidecar(store, max_turn_bytes=2000)
