@@ -3,13 +3,11 @@
 import asyncio
 import gzip
 import random
-import re
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +18,7 @@ from sidecar.app import create_app
 from sidecar.serve import listen, running
 from tests import rig
 from tests.test_degradation import locked, within
-from tests.test_process import serving
+from tests.test_process import resident_mib, serving
 
 MIB = 2**20
 INDEX = "/api/chat/sessions"
@@ -376,9 +374,9 @@ async def test_memory(encoding: str, store: rig.Store, full: bool) -> None:
         port = int(sidecar.url.rpartition(":")[2])
         assert 200 == sidecar.get().status_code
         process = sidecar.process.pid
-        idle = memory(process, "VmRSS")
+        idle = resident_mib(process)
         sizes = await asyncio.gather(*(read(port, encoding, pause=number % 2) for number in range(ANSWERS)))
-        peak = memory(process, "VmHWM") - idle
+        peak = resident_mib(process, peak=True) - idle
         refused = sizes.count(0)
         print(f"\n{store.kind} {encoding}: {peak:.0f} MiB over idle ({idle:.0f}), {refused} of {ANSWERS} refused")
         assert peak <= PEAK_MIB
@@ -399,13 +397,3 @@ async def read(port: int, encoding: str, pause: float) -> int:
         size += len(piece)
     writer.close()
     return size if b" 200 " in head[:20] else 0
-
-
-def memory(process: int, name: str) -> float:
-    """MiB of a process, as Linux tells them."""
-    status = Path(f"/proc/{process}/status")
-    if not status.exists():
-        pytest.skip("only Linux tells the memory of a process in /proc")
-    found = re.search(rf"{name}:\s+(\d+) kB", status.read_text("utf-8"))
-    assert found is not None
-    return int(found[1]) / 1024

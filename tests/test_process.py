@@ -125,12 +125,12 @@ async def test_serves_soon_and_small(store: rig.Store) -> None:
     assert rig.TOKEN not in str(events)
 
 
-def resident_mib(process_id: int) -> float:
-    """What a process holds of memory."""
+def resident_mib(process_id: int, *, peak: bool = False) -> float:
+    """What a process holds of memory, or held at most, as Linux tells it."""
     status = Path(f"/proc/{process_id}/status")
     if not status.exists():
         pytest.skip("only Linux tells the memory of a process in /proc")
-    found = re.search(r"VmRSS:\s+(\d+) kB", status.read_text("utf-8"))
+    found = re.search(rf"{'VmHWM' if peak else 'VmRSS'}:\s+(\d+) kB", status.read_text("utf-8"))
     assert found is not None
     return int(found[1]) / 1024
 
