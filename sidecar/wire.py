@@ -121,6 +121,11 @@ def _artifacts(cell: Cell, omitted: list[str]) -> tuple[bytes, str]:
         return b"[]", ""
 
 
+def artifacts_text(cell: bytes | None) -> str:
+    """The `text` of a turn with these artifacts; what is no strict JSON has none."""
+    return _artifacts(Cell(cell, None if cell is None else len(cell)), [])[1]
+
+
 _skim = msgspec.json.Decoder(msgspec.Raw).decode
 
 
@@ -145,10 +150,18 @@ def _check_utf8(text: bytes) -> None:
 def _is_json_with_lone_surrogates(text: bytes) -> bool:
     """A cut emoji (`\\ud83d`) is valid by the grammar, and 0.x stores hold it; only the standard library agrees."""
     try:
-        json.loads(text.decode(), parse_constant=_refuse, parse_int=float)
+        load_odd_json(text)
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def load_odd_json(text: bytes) -> Any:
+    """The value of strict JSON with lone surrogates, which become lone characters; all numbers are floats.
+
+    Raises ValueError or RecursionError for what `is_strict_json` refuses.
+    """
+    return json.loads(text.decode(), parse_constant=_refuse, parse_int=float)
 
 
 def _refuse(constant: str) -> NoReturn:
@@ -173,14 +186,15 @@ def _joined(artifacts: list[_Artifact]) -> str:
 
 def _odd_texts(artifacts: bytes) -> Iterable[str]:
     """The same from JSON whose members have types that no SDK writes, or lone surrogates."""
-    for artifact in _dicts(json.loads(artifacts, parse_int=float)):
-        for part in _dicts(artifact.get("parts")):
+    for artifact in dicts(load_odd_json(artifacts)):
+        for part in dicts(artifact.get("parts")):
             text = part.get("text")
             if isinstance(text, str):
                 yield text
 
 
-def _dicts(members: Any) -> list[dict[str, Any]]:
+def dicts(members: Any) -> list[dict[str, Any]]:
+    """The objects of a JSON list; none of anything else."""
     return [each for each in members if isinstance(each, dict)] if isinstance(members, list) else []
 
 

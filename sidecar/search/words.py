@@ -20,13 +20,16 @@ from sidecar.search.scanner import tokens
 MAX_BYTES = 2046
 """Longer lexemes are dropped, as PostgreSQL does; UTF-8 bytes."""
 
+HAN = (
+    "[\u2e80-\u2e99\u2e9b-\u2ef3\u2f00-\u2fd5\u3005\u3007\u3021-\u3029\u3038-\u303b\u3400-\u4dbf\u4e00-\u9fff"
+    "\uf900-\ufa6d\ufa70-\ufad9\U00020000-\U0002a6df\U0002a700-\U0002ebe0\U0002f800-\U0002fa1d\U00030000-\U000323af]"
+)
+"""One character of what the segmenter is given, as a regular expression."""
+
 _RULES = "1"  # raise it when the same text gives other lexemes than before
 _MAX_STEMMED_BYTES = 1000
 _MEMO_CHARACTERS = 64
-_HAN = re.compile(
-    "[\u2e80-\u2e99\u2e9b-\u2ef3\u2f00-\u2fd5\u3005\u3007\u3021-\u3029\u3038-\u303b\u3400-\u4dbf\u4e00-\u9fff"
-    "\uf900-\ufa6d\ufa70-\ufad9\U00020000-\U0002a6df\U0002a700-\U0002ebe0\U0002f800-\U0002fa1d\U00030000-\U000323af]++"
-)
+_HAN = re.compile(HAN + "++")
 # Latin, and the punctuation of Latin and Chinese: NFC joins none of these to what stands before.
 _CUT = re.compile("[\0-\u02ff\u2000-\u206f\u3000-\u3003\uff01-\uff5e]")
 _CHUNK = 2**14
@@ -74,6 +77,11 @@ def query_lexemes(text: str) -> tuple[frozenset[str], tuple[str, ...]]:
     """The lexemes that a field must hold all, and the query's terms (between white space) that add none of them."""
     found = lexemes(text)
     return found, tuple(term for term in dict.fromkeys(text.split()) if found.isdisjoint(lexemes(term)))
+
+
+def in_lower_case(text: str) -> str:
+    """The text as lexemes are spelled, each character for itself as PostgreSQL does it: the length stays the same."""
+    return text.lower() if text.isascii() else text.translate(_LOWER)
 
 
 def check() -> None:
@@ -144,7 +152,7 @@ def _lexeme(kind: str, token: str) -> str | None:
     """What PostgreSQL's configuration `english` makes of a token; None for stop words and what is too long."""
     if not _fits(token):
         return None
-    lowered = token.lower() if token.isascii() else token.translate(_LOWER)
+    lowered = in_lower_case(token)
     if kind in _STEMMED and len(token.encode()) <= _MAX_STEMMED_BYTES:
         if lowered in _STOP_WORDS:
             return None
