@@ -14,6 +14,7 @@ from sidecar.db import Database
 from sidecar.operations import operations_routes
 from sidecar.outgoing import Outgoing
 from sidecar.routes import core_routes
+from sidecar.search.routes import search_routes
 from sidecar.sentinel import Remembered
 from sidecar.sweeper import sweep_forever
 
@@ -37,7 +38,7 @@ def create_app(config: Config, engine: AsyncEngine | None = None) -> Starlette:
         await database.close()
 
     app = Starlette(
-        routes=[*core_routes(), *operations_routes()],
+        routes=[*core_routes(), *search_routes(), *operations_routes()],
         middleware=edge.middleware(config, keyring),
         exception_handlers=edge.exception_handlers,
         lifespan=lifespan,

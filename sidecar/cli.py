@@ -14,6 +14,7 @@ import click
 from sidecar import commands, show
 from sidecar.config import ConfigError, load, shown
 from sidecar.flags import ALL, Flags, configured, fail, json_flag, with_settings
+from sidecar.search import commands as search_commands
 
 HEALTH_SECONDS = 2.0
 
@@ -88,6 +89,8 @@ for command in (
     commands.clear,
     commands.tombstones,
     commands.sweep,
+    search_commands.search,
+    search_commands.reindex,
 ):
     main.add_command(command)
 
@@ -107,7 +110,7 @@ def config(flags: Flags, as_json: bool) -> None:
 @main.command()
 def openapi() -> None:
     """Print the OpenAPI 3.1 description of the routes."""
-    from sidecar.openapi import document
+    from sidecar.published import document
 
     show.document(document())
 

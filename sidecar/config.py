@@ -172,6 +172,12 @@ def _origins(text: str) -> tuple[str, ...]:
     return origins
 
 
+def _workspace(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", text.strip()):
+        raise ValueError(f"{text!r} is not a workspace id; use 1 to 64 of A-Z a-z 0-9 . _ -")
+    return text.strip()
+
+
 def _setting(default: T, help: str, parse: Callable[[str], T], *, secret: bool = False, has_file: bool = False) -> T:
     metadata = {"help": help, "parse": parse, "secret": secret, "has_file": has_file}
     return field(default=default, repr=not secret, metadata=metadata)
@@ -212,6 +218,7 @@ class Config:
     pool_size: int = _setting(5, "Most database connections held at once.", _whole(1, 100))
     prepare: bool = _setting(False, "Create indexes and side tables at start.", _switch)
     workers: int = _setting(1, "Worker processes, each with a pool of database connections of its own.", _whole(1, 64))
+    workspace: str = _setting("default", "The one workspace id in the paths of the search routes.", _workspace)
     log_format: str = _setting(
         "auto",
         "Log lines as text or json; auto is text on a terminal.",

@@ -105,6 +105,14 @@ class Database:
         if self._dsn is not None:
             await self._engine.dispose()
 
+    @property
+    def is_sqlite(self) -> bool:
+        return self._engine.dialect.name == "sqlite"
+
+    def forget_shape(self) -> None:
+        """Has the next read look at the schema again, after a writer has changed it."""
+        self._shape = None
+
     async def version(self) -> Hashable | None:
         """What stands until somebody commits to the SQLite file; None for any other store."""
         return None if self._sentinel is None else await self._sentinel.version()

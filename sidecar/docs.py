@@ -1,5 +1,6 @@
 """The offline documentation page, rendered from the published description; it runs no script and loads nothing."""
 
+import json
 import re
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
@@ -96,7 +97,14 @@ def _curl(method: str, path: str, operation: Json) -> str:
         path = path.replace(f"{{{each['name']}}}", quote(str(each["example"]), safe=""))
     verb = "" if method == "GET" else f" -X {method}"
     token = ' -H "Authorization: Bearer $TOKEN"' if operation["security"] else ""
-    return f'curl{verb}{token} "$SIDECAR{path}{"?" if query else ""}{query}"'
+    return f'curl{verb}{token}{_curl_body(operation)} "$SIDECAR{path}{"?" if query else ""}{query}"'
+
+
+def _curl_body(operation: Json) -> str:
+    if "requestBody" not in operation:
+        return ""
+    example = operation["requestBody"]["content"]["application/json"]["example"]
+    return f""" -H "Content-Type: application/json" -d '{json.dumps(example)}'"""
 
 
 def _values(schema: Json) -> str:

@@ -11,7 +11,8 @@ SidecarError
 ├── 414 TargetTooLong
 ├── 431 HeadersTooLarge
 ├── 500 InternalError
-└── 503 TaskStoreMissing · TombstonesUnavailable · ReadOnly · Busy · DatabaseUnavailable
+└── 503 TaskStoreMissing · TombstonesUnavailable · ReadOnly · Busy · DatabaseUnavailable ·
+        SearchUnavailable
 """
 
 from collections.abc import Mapping
@@ -143,6 +144,11 @@ class Busy(SidecarError):
 class DatabaseUnavailable(SidecarError):
     code, status, title = "database_unavailable", 503, "The database cannot be reached"
     help = "Try again after the seconds of `Retry-After`; the sidecar reconnects by itself. Repeating a DELETE is safe."
+
+
+class SearchUnavailable(SidecarError):
+    code, status, title = "search_unavailable", 503, "Conversations cannot be searched"
+    help = "The detail says what the search index needs. Sessions and turns are still read, and sessions retired."
 
 
 def codes() -> list[type[SidecarError]]:

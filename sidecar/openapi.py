@@ -85,9 +85,12 @@ def operation(
     *,
     scope: str | None,
     parameters: Sequence[Json] = (),
+    body: Json | None = None,
     refusals: Iterable[type[SidecarError]] = (),
 ) -> Json:
     """One operation; `refusals` are those beyond the edge's and, where it has a scope, the gate's.
+
+    `body` is the media type object of the JSON that it takes: `schema`, and the `example` of its curl line.
 
     `scope` None makes it public; unless it takes any Host, it then names HostNotAllowed itself.
     """
@@ -98,13 +101,23 @@ def operation(
         "description": description,
         **access,
         "parameters": list(parameters),
+        **({} if body is None else {"requestBody": {"required": True, "content": {"application/json": body}}}),
         "responses": dict(sorted({**answers, **_problems({*_EDGE, *refusals, *(_GATE if scope else ())})}.items())),
     }
 
 
-def parameter(name: str, description: str, schema: Json, *, place: str = "query", example: Any = None) -> Json:
-    """A parameter; one with an example is part of the curl line on the documentation page."""
-    plain = {"name": name, "in": place, "description": description, "required": place == "path", "schema": schema}
+def parameter(
+    name: str,
+    description: str,
+    schema: Json,
+    *,
+    place: str = "query",
+    required: bool = False,
+    example: Any = None,
+) -> Json:
+    """A parameter, required in a path; one with an example is part of the curl line on the documentation page."""
+    is_required = required or place == "path"
+    plain = {"name": name, "in": place, "description": description, "required": is_required, "schema": schema}
     return plain if example is None else {**plain, "example": example}
 
 
@@ -155,7 +168,8 @@ def _problem(status: int, refusals: Sequence[type[SidecarError]]) -> Json:
     )
 
 
-def _choice(name: str, description: str, *values: str, default: str | None = None, example: str | None = None) -> Json:
+def choice(name: str, description: str, *values: str, default: str | None = None, example: str | None = None) -> Json:
+    """A parameter that takes few values."""
     schema: Json = {"type": "string", "enum": list(values)}
     return parameter(name, description, schema if default is None else {**schema, "default": default}, example=example)
 
@@ -181,7 +195,7 @@ CURSOR = parameter(
 IF_NONE_MATCH = parameter(
     "If-None-Match", "`ETag` values that the client holds, or `*`.", {"type": "string"}, place="header"
 )
-_PARKED = _choice(
+_PARKED = choice(
     "parked",
     "Only sessions whose newest-created turn waits on the operator; each row also has `last_state`.",
     "true",
@@ -189,16 +203,16 @@ _PARKED = _choice(
     default="false",
     example="true",
 )
-_ORDER = _choice(
+_ORDER = choice(
     "order",
     "By last activity, unknown last, or by creation: the chronology of the chat.",
     "activity",
     "created",
     default="activity",
 )
-_RETIRE = _choice("retire", "`false` clears the history and keeps the id usable.", "true", "false", default="true")
-_IF_ACTIVE = _choice("if_active", "`refuse` changes nothing when a turn has not ended.", "refuse", example="refuse")
-_HARVEST = _choice("harvest", "Accepted for consoles that send it; nothing is ever harvested.", "false")
+_RETIRE = choice("retire", "`false` clears the history and keeps the id usable.", "true", "false", default="true")
+_IF_ACTIVE = choice("if_active", "`refuse` changes nothing when a turn has not ended.", "refuse", example="refuse")
+_HARVEST = choice("harvest", "Accepted for consoles that send it; nothing is ever harvested.", "false")
 
 _DELETED = 'It is durable: `{"deleted", "session_id", "retired", "turns_deleted", "active_turns"}`.'
 

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute
 
-from sidecar import docs, observe, openapi
+from sidecar import docs, observe, published
 from sidecar.auth import require
 from sidecar.db import Database
 from sidecar.errors import NotFound, SidecarError
@@ -79,7 +79,7 @@ async def metrics(request: Request) -> Response:
 
 async def description(request: Request) -> Response:
     """The OpenAPI 3.1 description."""
-    return await answer(Fresh(request, "openapi", None), msgspec.json.encode(openapi.document()))
+    return await answer(Fresh(request, "openapi", None), msgspec.json.encode(published.document()))
 
 
 async def documentation(request: Request) -> Response:
@@ -90,7 +90,7 @@ async def documentation(request: Request) -> Response:
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-store",
     }
-    return HTMLResponse(docs.page(), headers=headers)
+    return HTMLResponse(published.page(), headers=headers)
 
 
 def _plain(content: object, status: int = 200) -> Response:

@@ -1,7 +1,7 @@
 """Raw paths and query strings to frozen dataclasses, or a 400 that names the fault and the fix; it reads no store."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import unquote_to_bytes
@@ -45,7 +45,7 @@ class RetireRequest:
 def parse_session_id(raw: bytes) -> str:
     """The id in one percent-encoded piece of the raw path. Raises SessionIdInvalid."""
     try:
-        session_id = _decode(raw)
+        session_id = decoded(raw)
     except ValueError:
         raise SessionIdInvalid("The id in the path is not percent-encoded UTF-8; encode each byte as %XX.") from None
     if not valid_session_id(session_id):
@@ -55,15 +55,15 @@ def parse_session_id(raw: bytes) -> str:
 
 def index_query(query_string: bytes) -> IndexQuery:
     """Raises ParameterInvalid; a parameter that this server does not know is ignored."""
-    given = _known(_pairs(query_string), ("limit", "parked", "cursor"))
-    return IndexQuery(_limit(given), _flag(given, "parked", default=False), given.get("cursor"))
+    given = known(pairs(query_string), ("limit", "parked", "cursor"))
+    return IndexQuery(limit(given), flag(given, "parked", default=False), given.get("cursor"))
 
 
 def turns_query(session_id: str, query_string: bytes) -> TurnsQuery:
     """Raises ParameterInvalid; a parameter that this server does not know is ignored."""
-    given = _known(_pairs(query_string), ("limit", "order", "cursor"))
-    order: Order = "created" if _choice(given, "order", ("activity", "created")) == "created" else "activity"
-    return TurnsQuery(session_id, _limit(given), order, given.get("cursor"))
+    given = known(pairs(query_string), ("limit", "order", "cursor"))
+    order: Order = "created" if choice(given, "order", ("activity", "created")) == "created" else "activity"
+    return TurnsQuery(session_id, limit(given), order, given.get("cursor"))
 
 
 def retire_request(session_id: str, query_string: bytes) -> RetireRequest:
@@ -71,35 +71,37 @@ def retire_request(session_id: str, query_string: bytes) -> RetireRequest:
 
     `harvest=false` is accepted: consoles of seed 003's origin send it, and nothing is ever harvested here.
     """
-    pairs = _pairs(query_string)
+    given_pairs = pairs(query_string)
     names = ("retire", "if_active", "harvest")
-    for name, _ in pairs:
+    for name, _ in given_pairs:
         if name not in names:
             raise ParameterInvalid(f"`{name}` is unknown here and a deletion never guesses; remove it.")
-    given = _known(pairs, names)
-    _choice(given, "harvest", ("false",))
-    refuse_active = _choice(given, "if_active", ("refuse",)) is not None
-    return RetireRequest(session_id, _flag(given, "retire", default=True), refuse_active)
+    given = known(given_pairs, names)
+    choice(given, "harvest", ("false",))
+    refuse_active = choice(given, "if_active", ("refuse",)) is not None
+    return RetireRequest(session_id, flag(given, "retire", default=True), refuse_active)
 
 
-def _pairs(query_string: bytes) -> list[tuple[str, str]]:
+def pairs(query_string: bytes) -> list[tuple[str, str]]:
+    """The names and values of a query string, strictly percent-decoded. Raises ParameterInvalid."""
     pieces = (piece.replace(b"+", b" ").partition(b"=") for piece in query_string.split(b"&") if piece)
     try:
-        return [(_decode(name), _decode(value)) for name, _, value in pieces]
+        return [(decoded(name), decoded(value)) for name, _, value in pieces]
     except ValueError:
         raise ParameterInvalid("The query is not percent-encoded UTF-8; encode each byte as %XX.") from None
 
 
-def _decode(encoded: bytes) -> str:
+def decoded(encoded: bytes) -> str:
     """Strict percent-decoding: a replacement character would address another session. Raises ValueError."""
     if re.search(rb"%(?![0-9A-Fa-f]{2})", encoded):
         raise ValueError("a percent sign without two hexadecimal digits")
     return unquote_to_bytes(encoded).decode()
 
 
-def _known(pairs: list[tuple[str, str]], names: Collection[str]) -> dict[str, str]:
+def known(given_pairs: Iterable[tuple[str, str]], names: Collection[str]) -> dict[str, str]:
+    """The parameters of these names. Raises ParameterInvalid for a repeated one."""
     given: dict[str, str] = {}
-    for name, value in pairs:
+    for name, value in given_pairs:
         if name in given:
             raise ParameterInvalid(f"`{name}` is repeated; send it once.")
         if name in names:
@@ -107,20 +109,22 @@ def _known(pairs: list[tuple[str, str]], names: Collection[str]) -> dict[str, st
     return given
 
 
-def _limit(given: Mapping[str, str]) -> int:
-    text = given.get("limit", str(DEFAULT_LIMIT))
+def limit(given: Mapping[str, str], default: int = DEFAULT_LIMIT, most: int = MAX_LIMIT) -> int:
+    """How many rows at most; more than `most` is lowered to it. Raises ParameterInvalid."""
+    text = given.get("limit", str(default))
     if not re.fullmatch(r"[1-9][0-9]{0,9}", text):
-        raise ParameterInvalid(f"`limit` is not a whole number; send one from 1 to {MAX_LIMIT}.")
-    return min(int(text), MAX_LIMIT)
+        raise ParameterInvalid(f"`limit` is not a whole number; send one from 1 to {most}.")
+    return min(int(text), most)
 
 
-def _flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
-    text = _choice(given, name, ("true", "false"))
+def flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """`true` or `false`. Raises ParameterInvalid."""
+    text = choice(given, name, ("true", "false"))
     return default if text is None else text == "true"
 
 
-def _choice(given: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str | None:
-    """The value of a parameter that takes few, None when it is absent."""
+def choice(given: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str | None:
+    """The value of a parameter that takes few, None when it is absent. Raises ParameterInvalid."""
     text = given.get(name)
     if text is not None and text not in choices:
         raise ParameterInvalid(f"`{name}` takes {' or '.join(choices)} and nothing else.")

@@ -3,7 +3,8 @@
 import asyncio
 import gzip
 import logging
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+import re
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote_to_bytes, urlencode
@@ -55,24 +56,30 @@ class ApiRoute(Route):
         await super().handle(scope, receive, send)
 
 
-class SessionRoute(BaseRoute):
-    """`SESSION` and `TURNS`, told apart in the raw path: the decoded one cannot tell `%2F` from a slash."""
+class RawRoute(BaseRoute):
+    """All that is below a prefix, by templates of the raw path: the decoded one cannot tell `%2F` from a slash.
 
-    def __init__(self, handlers: dict[str, dict[str, Handler]]) -> None:
+    `handlers` maps each template to its handlers by method; their path parameters are raw bytes.
+    """
+
+    def __init__(self, prefix: str, handlers: Mapping[str, Mapping[str, Handler]]) -> None:
         self.handlers = handlers
+        self._prefix = prefix
+        self._patterns = {template: _pattern(template.removeprefix(f"{prefix}/")) for template in handlers}
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        rest = _after_prefix(scope) if scope["type"] == "http" else None
+        rest = _after_prefix(scope, self._prefix) if scope["type"] == "http" else None
         if rest is None:
             return Match.NONE, {}
-        raw_id, slash, tail = rest.partition(b"/")
-        template = {b"": SESSION, b"/turns": TURNS}.get(slash + tail)
-        return Match.FULL, {"path_params": {"raw_id": raw_id, "template": template}}
+        for template, pattern in self._patterns.items():
+            if match := pattern.fullmatch(rest):
+                return Match.FULL, {"path_params": {**match.groupdict(), "template": template}}
+        return Match.FULL, {"path_params": {"template": None}}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         template = scope["path_params"]["template"]
         if template is None:
-            raise NotFound("No such route. A slash inside a session id is written %2F.")
+            raise NotFound("No such route. A slash inside an id is written %2F.")
         scope["state"]["route"] = template
         handlers = self.handlers[template]
         handler = handlers.get("GET" if scope["method"] == "HEAD" else scope["method"])
@@ -83,10 +90,14 @@ class SessionRoute(BaseRoute):
         await response(scope, receive, send)
 
 
-def _after_prefix(scope: Scope) -> bytes | None:
-    """What follows `SESSIONS/` in the raw path, below whatever path the app is mounted at."""
+def _pattern(template: str) -> re.Pattern[bytes]:
+    return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]*)", template).encode())
+
+
+def _after_prefix(scope: Scope, prefix: str) -> bytes | None:
+    """What follows the prefix and a slash in the raw path, below whatever path the app is mounted at."""
     raw: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
-    names = (scope.get("root_path", "") + SESSIONS).encode().split(b"/")
+    names = (scope.get("root_path", "") + prefix).encode().split(b"/")
     *before, rest = raw.split(b"/", len(names))
     return rest if [unquote_to_bytes(name) for name in before] == names else None
 
@@ -95,7 +106,7 @@ def core_routes() -> list[BaseRoute]:
     """The routes of seed 003."""
     return [
         ApiRoute(SESSIONS, index, methods=["GET"]),
-        SessionRoute({SESSION: {"GET": summary, "DELETE": retire}, TURNS: {"GET": session_turns}}),
+        RawRoute(SESSIONS, {SESSION: {"GET": summary, "DELETE": retire}, TURNS: {"GET": session_turns}}),
     ]
 
 
@@ -118,7 +129,7 @@ async def index(request: Request) -> Response:
 async def session_turns(request: Request) -> Response:
     """`GET …/{session_id}/turns`: the newest turns, ascending; an unknown and a retired session have none."""
     principal = require(request, "read")
-    session_id = params.parse_session_id(request.path_params["raw_id"])
+    session_id = params.parse_session_id(request.path_params["session_id"])
     query = params.turns_query(session_id, request.scope["query_string"])
     config, database, outgoing = _config(request), _database(request), _outgoing(request)
     bounds = (config.max_turn_bytes, config.max_response_bytes)
@@ -142,7 +153,7 @@ async def session_turns(request: Request) -> Response:
 async def summary(request: Request) -> Response:
     """`GET …/{session_id}`: one session and the turn that a client may reattach to."""
     principal = require(request, "read")
-    session_id = params.parse_session_id(request.path_params["raw_id"])
+    session_id = params.parse_session_id(request.path_params["session_id"])
     fresh = await Fresh.of(request, principal)
     if fresh.is_unchanged():
         return fresh.unchanged()
@@ -157,7 +168,7 @@ async def summary(request: Request) -> Response:
 async def retire(request: Request) -> Response:
     """`DELETE …/{session_id}`: retires the session, or with `retire=false` clears its history."""
     principal = require(request, "retire")
-    session_id = params.parse_session_id(request.path_params["raw_id"])
+    session_id = params.parse_session_id(request.path_params["session_id"])
     query = params.retire_request(session_id, request.scope["query_string"])
     actor = tombstones.Actor(principal.name, principal.owners, request.state.request_id)
     prefix = _config(request).session_prefix
@@ -261,9 +272,19 @@ async def answer(fresh: Fresh, body: bytes, link: str | None = None) -> Response
     if fresh.is_unchanged():
         return fresh.unchanged()
     headers = fresh.headers() | ({} if link is None else {"Link": link})
-    if len(body) >= _GZIP_FROM_BYTES and fresh.accepts_gzip:
+    return await _encoded(body, headers, fresh.accepts_gzip)
+
+
+async def unstored(request: Request, content: Any) -> Response:
+    """A readable answer that nobody may keep, for what is made anew each time; compressed when the client can."""
+    accepts_gzip = _accepts_gzip(request.headers.get("accept-encoding", ""))
+    return await _encoded(msgspec.json.encode(content), {"Cache-Control": "no-store", "Vary": _VARY}, accepts_gzip)
+
+
+async def _encoded(body: bytes, headers: dict[str, str], accepts_gzip: bool) -> Response:
+    if len(body) >= _GZIP_FROM_BYTES and accepts_gzip:
         body = await _beside(len(body), _gzip, body)
-        headers["Content-Encoding"] = "gzip"
+        headers = {**headers, "Content-Encoding": "gzip"}
     return Response(body, headers={**headers, "X-Content-Type-Options": "nosniff"}, media_type="application/json")
 
 

@@ -248,7 +248,7 @@ def _rank_parameters(shape: Shape, ranks: dict[str, ColumnElement[Any]]) -> list
 @lru_cache(STATEMENTS_KEPT)
 def _newest(shape: Shape, order: Order, owners: frozenset[str] | None, continues: bool) -> Select[Any]:
     """The turns of a page and one more."""
-    return _with_cells(shape, _newest_keys(shape, order, owners, continues))
+    return with_cells(shape, _newest_keys(shape, order, owners, continues))
 
 
 @lru_cache(STATEMENTS_KEPT)
@@ -296,10 +296,10 @@ def _chosen(shape: Shape, owners: frozenset[str] | None) -> Select[Any]:
         wanted = wanted.render_derived(name="wanted")
         place, is_wanted = wanted.c.key, shape.tasks.c.id == wanted.c.value
     keys = select(*key_columns(shape), place.label("place")).join_from(wanted, shape.tasks, is_wanted)
-    return _with_cells(shape, keys.where(_visible(shape, owners)))
+    return with_cells(shape, keys.where(_visible(shape, owners)))
 
 
-def _with_cells(shape: Shape, keys: Select[Any]) -> Select[Any]:
+def with_cells(shape: Shape, keys: Select[Any]) -> Select[Any]:
     """The page's cells, sized first: none over its cap is fetched, nor a turn that the whole page has no room for."""
     cap, room = (parameter(name, Integer()) for name in ("cap", "room"))
     page, tasks = keys.cte("page"), shape.tasks

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 from packaging.requirements import Requirement
 
-from sidecar import openapi, show
+from sidecar import published, show
 from sidecar.cli import main
 from sidecar.config import SETTINGS
 from tests import rig
@@ -24,6 +24,7 @@ from tests.postgres import Server
 from tests.test_grants import address, new_role
 
 INDEX = "/api/chat/sessions"
+SEARCH = "/agent_api/v1/workspaces/default/conversation_search"
 DISTRIBUTION = "a2a-session-sidecar"
 PREPARE = "a2a-sidecar prepare"
 on_postgres = pytest.mark.parametrize("kind", ["postgres"])
@@ -116,6 +117,46 @@ def test_plain_tables() -> None:
     rows = [("chat-研究", 3), ("chat-a", None), ("\x1b[2J", 1)]
     expected = ["session    turns", "chat-研究  3", "chat-a", "\ufffd[2J       1"]
     assert expected == show.plain(("session", "turns"), rows).splitlines()
+
+
+# --- searching
+
+
+async def test_search_is_the_search_route(store: rig.Store, sidecar: httpx.AsyncClient) -> None:
+    """Piped, `search` prints what the route finds, for each of its flags."""
+    await some_sessions(store)
+    for flags, query in (([], ""), (["--limit", "1"], "&limit=1"), (["--all"], "&include_auxiliary=true")):
+        done = await cli(store, "search", "first", "line", *flags)
+        assert (0, "") == (done.exit_code, done.stderr)
+        found = (await sidecar.get(f"{SEARCH}?query=first+line{query}")).json()
+        assert found["matches"] == json.loads(done.stdout)["matches"]
+    assert (await cli(store, "search", " ")).stderr.startswith("error: `query` is missing or blank")
+
+
+async def test_reindex_counts(store: rig.Store) -> None:
+    """Piped, `reindex` prints how much of the store can be searched."""
+    await some_sessions(store)
+    done = await cli(store, "reindex")
+    assert (0, "") == (done.exit_code, done.stderr)
+    assert {"indexed", "pending"} <= json.loads(done.stdout).keys()
+
+
+@on_sqlite
+async def test_searching_on_a_terminal(store: rig.Store) -> None:
+    """On a terminal there is a bar while the index is made, and a table of what was found."""
+    await some_sessions(store)
+    settings = {"SIDECAR_DATABASE_URL": store.url}
+    assert re.search(r"100%.*^indexed: ", on_terminal("reindex", **settings), re.M | re.S)
+    assert re.search(r"^session +position +field +excerpt", on_terminal("search", "first", **settings))
+
+
+@pytest.mark.parametrize("command", ["search x", "reindex"])
+def test_search_without_its_extra(command: str) -> None:
+    """Without the packages of the search its commands say what to install."""
+    code = f"import sys; sys.modules['rjieba'] = None; from sidecar.cli import main; main({command.split()})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert 1 == done.returncode
+    assert "error: Search needs the extra: pip install 'a2a-session-sidecar[search]'.\n" == done.stderr
 
 
 # --- retiring
@@ -370,14 +411,25 @@ def test_an_unknown_setting_is_a_warning() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    ["sessions --limit 0", "turns", "retire", "turns chat-a --order x", "demo --folder none", "vacuum", "--x"],
+    [
+        "sessions --limit 0",
+        "turns",
+        "retire",
+        "turns chat-a --order x",
+        "demo --folder none",
+        "search",
+        "vacuum",
+        "--x",
+    ],
 )
 def test_usage(arguments: str) -> None:
     """A command line that makes no sense ends with 2."""
     assert 2 == run(*arguments.split()).exit_code
 
 
-@pytest.mark.parametrize("command", ["sessions", "turns chat-a", "tombstones", "sweep", "prepare"])
+@pytest.mark.parametrize(
+    "command", ["sessions", "turns chat-a", "tombstones", "sweep", "prepare", "search x", "reindex"]
+)
 def test_a_fault_is_one_line(command: str, tmp_path: Path) -> None:
     """A fault with a known answer is one line with its code, exit code 1, and no traceback."""
     done = run(*command.split(), SIDECAR_DATABASE_URL=f"sqlite:///{tmp_path}/none.db")
@@ -388,7 +440,7 @@ def test_a_fault_is_one_line(command: str, tmp_path: Path) -> None:
 
 def test_openapi_is_the_published_document() -> None:
     """`openapi` prints the description that the route serves."""
-    assert openapi.document() == json.loads(run("openapi").stdout)
+    assert published.document() == json.loads(run("openapi").stdout)
 
 
 # --- the package

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar import errors, openapi
+from sidecar import errors, published
 from sidecar.cli import main
 from sidecar.config import SETTINGS
 
@@ -27,7 +27,7 @@ def blocks(language: str) -> list[str]:
 
 def test_every_name_is_in_the_readme() -> None:
     """Routes, settings, error codes and commands: what exists is written down."""
-    names = list(openapi.document()["paths"])
+    names = list(published.document()["paths"])
     names += [setting.env for setting in SETTINGS]
     names += [error.code for error in errors.codes()]
     names += [f"`{command}`" for command in main.commands]

@@ -38,6 +38,12 @@ RETIRING: dict[str, Sequence[str]] = {
     "INSERT tasks_task_tombstones": ("ok", "ok", READ_ONLY, "ok"),
     "SELECT tasks_retirements": ("ok", READ_ONLY, READ_ONLY, "ok"),
     "INSERT tasks_retirements": ("ok", READ_ONLY, READ_ONLY, "ok"),
+    "SELECT tasks_search_turns": ("ok", READ_ONLY, READ_ONLY, READ_ONLY),
+    "DELETE tasks_search_turns": ("ok", READ_ONLY, READ_ONLY, READ_ONLY),
+    "SELECT tasks_search_lexemes": ("ok", READ_ONLY, READ_ONLY, READ_ONLY),
+    "DELETE tasks_search_lexemes": ("ok", READ_ONLY, READ_ONLY, READ_ONLY),
+    "SELECT tasks_search_contexts": ("ok", READ_ONLY, "ok", "ok"),
+    "DELETE tasks_search_contexts": ("ok", READ_ONLY, "ok", "ok"),
     "SELECT task_versions": ("ok", READ_ONLY, READ_ONLY, READ_ONLY),
     "DELETE task_versions": ("ok", READ_ONLY, READ_ONLY, READ_ONLY),
     "SELECT task_events": ("ok", READ_ONLY, READ_ONLY, READ_ONLY),
@@ -45,6 +51,15 @@ RETIRING: dict[str, Sequence[str]] = {
     "SELECT push_notification_configs": ("ok", READ_ONLY, READ_ONLY, READ_ONLY),
     "DELETE push_notification_configs": ("ok", READ_ONLY, READ_ONLY, READ_ONLY),
 }
+# What only a search needs.
+SEARCHING = (
+    "INSERT tasks_search_turns",
+    "UPDATE tasks_search_turns",
+    "INSERT tasks_search_contexts",
+    "UPDATE tasks_search_contexts",
+    "INSERT tasks_search_lexemes",
+)
+SEARCH = "/agent_api/v1/workspaces/default/conversation_search"
 
 
 @asynccontextmanager
@@ -86,9 +101,9 @@ async def role(prepared: rig.Store, cluster: Server) -> AsyncIterator[str]:
 
 
 async def grant(store: rig.Store, server: Server, role: str, parts: int) -> None:
-    """Run the first parts of the file, for a role of that name: reading, retiring, what the SDK keeps beside."""
-    reading, retiring = GRANTS.read_text("utf-8").split("-- Retiring", 1)
-    sql = reading if parts == 1 else f"{reading}-- {retiring}"
+    """Run the first parts of the file, for a role of that name: reading, retiring, searching."""
+    file = GRANTS.read_text("utf-8")
+    sql = file.split(["-- Retiring", "-- Searching"][parts - 1])[0] if parts < 3 else file
     await server.execute(sql.replace("a2a_sidecar", role), store.engine.url.database)
 
 
@@ -164,6 +179,24 @@ async def test_retiring_without_the_tables_beside(
         assert expected == await granted(store, role)
         client = await open_sidecar(store, database_url=address(store, cluster, role))
         assert 200 == (await client.delete(f"{INDEX}/chat-a")).status_code
+
+
+async def test_searching(prepared: rig.Store, role: str, cluster: Server, open_sidecar: rig.OpenSidecar) -> None:
+    """The third part fills and keeps the index; without one of its privileges the answer names the table."""
+    await grant(prepared, cluster, role, 3)
+    assert set(READING) | set(RETIRING) | set(SEARCHING) == await granted(prepared, role)
+    client = await open_sidecar(prepared, database_url=address(prepared, cluster, role))
+    answer = (await client.get(SEARCH, params={"query": "answer"})).json()
+    assert (2, True) == (len(answer["matches"]), answer["availability"]["complete"])
+    for privilege in SEARCHING:
+        what, name = privilege.split()
+        await prepared.raw(f"REVOKE {what} ON {name} FROM {role}")
+        await prepared.turn("chat-kept", text=f"another answer without {privilege}")
+        response = await client.get(SEARCH, params={"query": "answer"})
+        assert (503, "search_unavailable") == (response.status_code, response.json()["code"])
+        assert name in response.json()["detail"]
+        await prepared.raw(f"GRANT {what} ON {name} TO {role}")
+    assert 200 == (await client.get(f"{INDEX}/chat-kept/turns")).status_code
 
 
 @pytest.mark.parametrize("privilege", [*READING, *RETIRING])

@@ -14,15 +14,16 @@ import pytest
 from openapi_schema_validator import OAS31Validator
 from openapi_spec_validator import validate
 
-from sidecar import docs, errors, openapi, params, wire
+from sidecar import docs, errors, openapi, params, published, wire
+from sidecar.search import queries
 from tests.rig import FIRST_TURN
 
 Json = dict[str, Any]
 
 
 def operations() -> Iterator[tuple[str, Json]]:
-    """Every operation of the core by `METHOD path`."""
-    for path, item in openapi.document()["paths"].items():
+    """Every operation by `METHOD path`."""
+    for path, item in published.document()["paths"].items():
         for method, operation in item.items():
             yield f"{method.upper()} {path}", operation
 
@@ -40,7 +41,7 @@ def parameter(of: str, name: str) -> Json:
 
 def conforms(schema: Json, instance: object) -> bool:
     """Whether JSON has this schema, which may refer to those of the document."""
-    whole = {**schema, "components": openapi.document()["components"]}
+    whole = {**schema, "components": published.document()["components"]}
     return bool(OAS31Validator(whole, format_checker=OAS31Validator.FORMAT_CHECKER).is_valid(instance))
 
 
@@ -71,25 +72,29 @@ class Page(HTMLParser):
 
 @pytest.fixture
 def page() -> Page:
-    """The documentation page of the core."""
-    return Page(docs.page())
+    """The documentation page."""
+    return Page(published.page())
 
 
 def test_document_is_valid_and_survives_json() -> None:
     """A validator of OpenAPI 3.1 accepts the document as clients get it, and JSON loses nothing of it."""
-    published = msgspec.json.decode(msgspec.json.encode(openapi.document()))
-    validate(published)
-    assert published == openapi.document()
+    received = msgspec.json.decode(msgspec.json.encode(published.document()))
+    validate(received)
+    assert received == published.document()
 
 
 def test_document_and_page_are_built_once() -> None:
     """Asking again costs nothing."""
-    assert openapi.document() is openapi.document()
-    assert docs.page() is docs.page()
+    assert published.document() is published.document()
+    assert published.page() is published.page()
 
 
-def test_paths_are_those_of_the_core() -> None:
-    """The core is the seed's routes and those of an operator's tools."""
+SEARCH = "GET /agent_api/v1/workspaces/{workspace_public_id}/conversation_search"
+HISTORY = "GET /agent_api/v1/workspaces/{workspace_public_id}/conversations/{conversation_public_id}/history"
+
+
+def test_paths_are_those_of_the_seeds() -> None:
+    """There are the seeds' routes, whatever is installed, and those of an operator's tools."""
     expected = {
         "GET /api/chat/sessions",
         "GET /api/chat/sessions/{session_id}",
@@ -101,6 +106,9 @@ def test_paths_are_those_of_the_core() -> None:
         "GET /metrics",
         "GET /openapi.json",
         "GET /docs",
+        SEARCH,
+        HISTORY,
+        "POST /mcp",
     }
     assert expected == {name for name, _ in operations()}
 
@@ -117,6 +125,9 @@ def test_every_operation_names_its_scope_or_is_public() -> None:
         "DELETE /api/chat/sessions/{session_id}": "retire",
         "GET /api/chat/sessions/{session_id}/turns": "read",
         "GET /metrics": "read",
+        SEARCH: "search",
+        HISTORY: "search",
+        "POST /mcp": "search",
     }
 
 
@@ -125,7 +136,7 @@ def test_every_error_code_is_documented() -> None:
     expected = {(str(error.status), error.code) for error in errors.codes()}
     documented = {(status, code) for name, _ in operations() for status, group in codes(name).items() for code in group}
     assert expected == documented
-    problem = openapi.document()["components"]["schemas"]["Problem"]["properties"]
+    problem = published.document()["components"]["schemas"]["Problem"]["properties"]
     assert {error.code for error in errors.codes()} == set(problem["code"]["enum"])
 
 
@@ -135,7 +146,7 @@ def test_problems_conform_to_the_answers_that_document_them() -> None:
     for name, each in operations():
         for status, group in codes(name).items():
             documented = each["responses"][status]
-            (schema,) = (content["schema"] for content in documented["content"].values())
+            schema = documented["content"]["application/problem+json"]["schema"]
             for code in by_code:
                 problem = errors.problem(by_code[code]("Do this next."), "r-1")
                 body = msgspec.json.decode(problem.body)
@@ -201,8 +212,23 @@ def test_limit_is_lowered_rather_than_refused() -> None:
         with pytest.raises(errors.ParameterInvalid):
             params.index_query(f"limit={refused}".encode())
     assert (
-        params.MAX_LIMIT == openapi.document()["components"]["schemas"]["TurnList"]["properties"]["turns"]["maxItems"]
+        params.MAX_LIMIT == published.document()["components"]["schemas"]["TurnList"]["properties"]["turns"]["maxItems"]
     )
+
+
+def test_limit_of_the_search_agrees_with_its_parser() -> None:
+    """The same for the wing's own limit, and its bound is the answer's."""
+    for of, answer, rows, parse in (
+        (SEARCH, "SearchAnswer", "matches", lambda query: queries.search_query(b"query=x&" + query)),
+        (HISTORY, "HistoryAnswer", "turns", lambda query: queries.history_query("chat-1", query)),
+    ):
+        limit = parameter(of, "limit")
+        assert parse(b"").limit == limit["default"]
+        most = parse(f"limit={limit['maximum']}".encode()).limit
+        assert published.document()["components"]["schemas"][answer]["properties"][rows]["maxItems"] == most
+        for refused in (limit["minimum"] - 1, limit["maximum"] + 1):
+            with pytest.raises(errors.ParameterInvalid):
+                parse(f"limit={refused}".encode())
 
 
 @pytest.mark.parametrize(
@@ -216,7 +242,7 @@ def test_session_id_agrees_with_the_parser(session_id: str) -> None:
 
 def test_a_turn_has_exactly_the_keys_of_the_seed() -> None:
     """Rows as `wire` writes them conform, with any JSON in the raw columns; another key does not."""
-    keys = openapi.document()["components"]["schemas"]["Turn"]["required"]
+    keys = published.document()["components"]["schemas"]["Turn"]["required"]
     assert ["task_id", "state", "last_updated", "text", "status", "artifacts", "history"] == keys
     cell, large = wire.Cell(b'[{"parts":[]},null,1e400]', 20), wire.Cell(None, 20)
     turns = [
@@ -234,7 +260,7 @@ def test_page_has_an_anchor_for_every_error(page: Page) -> None:
     headings = {attributes.get("id") for tag, attributes in page.elements if re.fullmatch("h[1-6]", tag)}
     assert {error.code for error in errors.codes()} <= headings
     for error in errors.codes():
-        assert f"{error.status}: {escape(error.title)}. " in docs.page()
+        assert f"{error.status}: {escape(error.title)}. " in published.page()
     ids = page.values("id")
     assert len(ids) == len(set(ids))
     assert {"openapi.json", *(f"#{each}" for each in ids)} >= set(page.values("href"))
@@ -243,11 +269,16 @@ def test_page_has_an_anchor_for_every_error(page: Page) -> None:
 def test_page_has_a_section_for_every_route(page: Page) -> None:
     """Each operation has its heading and a curl line, which sends the token only where one is needed."""
     assert {each["operationId"] for _, each in operations()} <= set(page.values("id"))
-    html = docs.page()
+    html = published.page()
     for line in (
         'curl -H "Authorization: Bearer $TOKEN" "$SIDECAR/api/chat/sessions?limit=20&parked=true"',
         'curl -X DELETE -H "Authorization: Bearer $TOKEN" "$SIDECAR/api/chat/sessions/chat-1?if_active=refuse"',
         'curl "$SIDECAR/readyz"',
+        'curl -H "Authorization: Bearer $TOKEN" '
+        '"$SIDECAR/agent_api/v1/workspaces/default/conversation_search?query=error"',
+        'curl -X POST -H "Authorization: Bearer $TOKEN" -H "Content-Type: application/json" '
+        """-d '{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "session_search", """
+        """"arguments": {"query": "error"}}}' "$SIDECAR/mcp\"""",
     ):
         assert f"<pre><code>{escape(line)}</code></pre>" in html
 
@@ -264,7 +295,7 @@ def test_page_is_structured_for_assistive_technology(page: Page) -> None:
 
 def test_page_loads_nothing_and_its_policy_fits(page: Page) -> None:
     """No script, no address, and one style, whose hash is the only thing that the policy allows."""
-    html = docs.page()
+    html = published.page()
     assert "<script" not in html
     assert not re.search(r"https?://", html)
     assert [] == page.values("src") + page.values("style")

@@ -47,10 +47,15 @@ def index_bodies(shape: Shape) -> dict[str, str]:
 
 
 def table_statements(shape: Shape) -> list[str]:
-    """The DDL for our side tables and for PostgreSQL's creation order, as far as they are missing."""
+    """The DDL for our side tables and for PostgreSQL's creation order, as far as they are missing.
+
+    On PostgreSQL also that for the search index, so that the serving role needs no CREATE.
+    """
     dialect = sqlite.dialect() if shape.sqlite else postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's
     tables = (CreateTable(table, if_not_exists=True).compile(dialect=dialect) for table in shape.missing_side_tables)
     ddl = [" ".join(str(table).split()) for table in tables]
+    if not shape.sqlite and not shape.has_search:
+        ddl += shape.search.ddl
     if not shape.sqlite and CREATED not in shape.columns:
         # two statements, both instant: a default given together with the column would date every older row
         ddl += [
@@ -147,6 +152,7 @@ def _needed_privileges(shape: Shape) -> dict[str, tuple[str, ...]]:
     return {
         **dict.fromkeys([shape.name, *beside], ("SELECT", "DELETE")),
         **dict.fromkeys([table.name for table in shape.side], ("SELECT", "INSERT")),
+        **dict.fromkeys(shape.search.names if shape.has_search else (), ("SELECT", "DELETE")),
     }
 
 
@@ -169,8 +175,8 @@ async def _execute(conn: AsyncConnection, statement: str) -> None:
             return
         except DBAPIError as error:
             state = getattr(error.orig, "sqlstate", None)
-            if statement.startswith("CREATE TABLE") and state in CREATED_BY_ANOTHER:
-                return  # a first read came before us
+            if statement.startswith(("CREATE TABLE", "CREATE INDEX IF")) and state in CREATED_BY_ANOTHER:
+                return  # a first read or search came before us
             if state != "55P03" or not left:
                 raise
         await asyncio.sleep(_POLL_SECONDS)

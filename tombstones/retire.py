@@ -16,6 +16,7 @@ from sqlalchemy import ColumnElement, Row, Table, column, delete, exists, litera
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from tombstones.forget import forget, forget_positions
 from tombstones.state import ACTIVE, read_status
 from tombstones.table import SDK_SIDE_TABLES, Shape
 
@@ -75,6 +76,7 @@ async def retire(
     tombstone = {"session_id": session_id, "retired_at": datetime.now(UTC)}
     is_first = await _insert_once(conn, shape.side.session_tombstones, tombstone) > 0
     turns = await _take(conn, shape, session_id)
+    await forget_positions(conn, shape, session_id)
     seen = [turn for turn in turns.rows if turn.was_seen] if is_first else []
     return await _settle(conn, shape, "retire", session_id, turns, seen, actor, refuse_active)
 
@@ -192,7 +194,7 @@ def _known(shape: Shape) -> tuple[ColumnElement[Any], ...]:
 
 
 async def _delete_turns(conn: AsyncConnection, shape: Shape, where: ColumnElement[bool]) -> Sequence[Row[Any]]:
-    """Deletes task rows and what the SDK keeps beside them; answers what is known of each."""
+    """Deletes task rows, and what the SDK and the search index keep of them; answers what is known of each."""
     tasks = shape.tasks
     if _VERSIONS in shape.existing:
         await _delete_beside(conn, shape, _VERSIONS, select(tasks.c.id).where(where))
@@ -204,6 +206,7 @@ async def _delete_turns(conn: AsyncConnection, shape: Shape, where: ColumnElemen
             # again for the versions: a task first saved between the two statements would keep its events for good
             if name in shape.existing:
                 await _delete_beside(conn, shape, name, task_ids)
+        await forget(conn, shape, shape.search.turns.c.task_id.in_(task_ids))
     return deleted
 
 

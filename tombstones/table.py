@@ -14,6 +14,7 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     DateTime,
+    Executable,
     FromClause,
     Identity,
     Integer,
@@ -43,6 +44,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.schema import CreateTable
 from sqlalchemy.types import TypeEngine
+
+from tombstones.search_tables import SearchTables, search_tables
 
 # The SDK's clustered store and push configurations keep transcripts and secrets of a task beside it.
 SDK_SIDE_TABLES = ("task_versions", "task_events", "push_notification_configs")
@@ -121,9 +124,20 @@ class Shape:
     def side(self) -> SideTables:
         return side_tables(self.name, self.schema)
 
+    @cached_property
+    def search(self) -> SearchTables:
+        return search_tables(self.name, self.schema, self.dialect)
+
+    @property
+    def has_search(self) -> bool:
+        """The search index was begun; a deletion then takes its rows along."""
+        return self.existing.issuperset(self.search.names)
+
     @property
     def lock_key(self) -> int:
-        """The key of the advisory locks of this store on PostgreSQL: preparing holds it, the sweep the next one."""
+        """The key of the advisory locks of this store on PostgreSQL: preparing holds it, the sweep the next one, and
+        whoever writes to the search index the one after.
+        """
         return zlib.crc32(f"a2a-sidecar:{self.schema}.{self.name}".encode())
 
     def index_name(self, purpose: str) -> str:
@@ -150,6 +164,7 @@ class Shape:
             self.name,
             column("id", String),
             column("context_id", String),
+            column("kind", String),
             column("owner", String),
             # SQLite stores what it was given; the text is parsed by us, so that no odd value fails a fetch
             column("last_updated", String if self.sqlite else DateTime),
@@ -181,9 +196,14 @@ class Shape:
         """
         if self.sqlite:
             return null()
-        started = func.pg_postmaster_start_time()
-        pieces = (cast(piece, Text) for piece in (self.tasks.c.xmin, self.tasks.c.ctid, started))
-        return func.concat_ws(literal_column("' '"), *pieces)
+        return func.concat_ws(literal_column("' '"), self.row_version, cast(func.pg_postmaster_start_time(), Text))
+
+    @property
+    def row_version(self) -> ColumnElement[Any]:
+        """The same of a row that is known to be of this server; it outlives a restart, and VACUUM FULL may move it."""
+        if self.sqlite:
+            return null()
+        return func.concat_ws(literal_column("' '"), *(cast(self.tasks.c[name], Text) for name in ("xmin", "ctid")))
 
     @property
     def has_creation_order(self) -> bool:
@@ -272,6 +292,7 @@ _SQLITE_CATALOG = """
 async def introspect(conn: AsyncConnection, name: str, schema: str | None = None) -> Shape:
     """What stands in the database now, by one statement on the catalog; a missing task table has no columns."""
     names = [name, *(each.name for each in side_tables(name, schema)), *SDK_SIDE_TABLES]
+    names += search_tables(name, schema, conn.dialect.name).names
     if conn.dialect.name == "sqlite":
         marks = ",".join("?" * len(names))
         rows: Sequence[Row[Any]] = (await conn.exec_driver_sql(_SQLITE_CATALOG.format(marks), tuple(names))).all()
@@ -305,9 +326,21 @@ async def create_side_tables(conn: AsyncConnection, shape: Shape) -> None:
             select(func.pg_advisory_xact_lock(func.hashtext(f"a2a-sidecar:{shape.schema}.{shape.name}")))
         )
     for missing in shape.missing_side_tables:
-        try:
-            async with conn.begin_nested():
-                await conn.execute(CreateTable(missing, if_not_exists=True))
-        except DBAPIError as error:
-            if getattr(error.orig, "sqlstate", None) not in CREATED_BY_ANOTHER:
-                raise
+        await _create_once(conn, CreateTable(missing, if_not_exists=True))
+
+
+async def create_search_tables(conn: AsyncConnection, shape: Shape) -> None:
+    """Creates what is missing of the search tables, like `create_side_tables`. Raises DBAPIError."""
+    if not shape.sqlite:
+        await conn.execute(select(func.pg_advisory_xact_lock(shape.lock_key + 2)))
+    for statement in shape.search.ddl:
+        await _create_once(conn, text(statement))
+
+
+async def _create_once(conn: AsyncConnection, statement: Executable) -> None:
+    try:
+        async with conn.begin_nested():
+            await conn.execute(statement)
+    except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) not in CREATED_BY_ANOTHER:
+            raise

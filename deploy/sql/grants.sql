@@ -20,16 +20,25 @@ GRANT INSERT ON public.tasks_session_tombstones TO a2a_sidecar;
 GRANT INSERT ON public.tasks_task_tombstones TO a2a_sidecar;
 GRANT SELECT, INSERT ON public.tasks_retirements TO a2a_sidecar;
 
--- What the SDK keeps beside a task, where it does: the clustered store's versions and events, push configurations.
--- Run this again after the agent has created one of them: until then a retirement is refused.
+-- What is kept beside a task and goes with it, where it is: the search index, which `prepare` or a first search made;
+-- the versions and events of the SDK's clustered store; push configurations.
+-- Run this again after the agent has created one of its tables: until then a retirement is refused.
 DO $$
 DECLARE
     beside text;
 BEGIN
-    FOREACH beside IN ARRAY ARRAY['task_versions', 'task_events', 'push_notification_configs'] LOOP
+    FOREACH beside IN ARRAY ARRAY[
+        'tasks_search_turns', 'tasks_search_contexts', 'tasks_search_lexemes',
+        'task_versions', 'task_events', 'push_notification_configs'
+    ] LOOP
         IF to_regclass('public.' || beside) IS NOT NULL THEN
             EXECUTE format('GRANT SELECT, DELETE ON public.%I TO a2a_sidecar', beside);
         END IF;
     END LOOP;
 END
 $$;
+
+-- Searching. A sidecar without the extra `search` needs none of these. `prepare` makes the tables.
+GRANT INSERT, UPDATE ON public.tasks_search_turns TO a2a_sidecar;
+GRANT INSERT, UPDATE ON public.tasks_search_contexts TO a2a_sidecar;
+GRANT INSERT ON public.tasks_search_lexemes TO a2a_sidecar;

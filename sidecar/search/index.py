@@ -1,0 +1,384 @@
+"""The search index in the task database: which turns it lacks and what it stores of each; it analyzes no text.
+
+A turn is registered first, which gives it its place for good, and read afterwards, in any order. What was read carries
+the version of its row, so that a difference tells what has changed since: `xmin` on PostgreSQL, a digest of the cells
+on SQLite, where a finished turn counts as unchanged while its `last_updated` stands.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Boolean,
+    ColumnElement,
+    FromClause,
+    Integer,
+    Select,
+    String,
+    Text,
+    and_,
+    bindparam,
+    case,
+    cast,
+    delete,
+    exists,
+    func,
+    insert,
+    literal,
+    literal_column,
+    null,
+    or_,
+    select,
+    true,
+    union_all,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from sidecar.reading import STATEMENTS_KEPT, Reading, parameter
+from sidecar.search.entries import FIELDS
+from sidecar.turns import key_columns, with_cells
+from sidecar.wire import CELLS
+from tombstones.forget import forget
+from tombstones.search_tables import FIELDS_A_TURN
+from tombstones.table import Shape
+
+# No statement hands the event loop more rows than it can take in a few milliseconds.
+KEYS_AT_ONCE = 5_000
+NO_MARKER = ""
+AFTER_ALL = 2**60
+"""A seq that no turn reaches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """How far the index is behind: the next keys to register and turns to read, how many of each there are in all,
+    how many turns there are to be found, and how many registered ones have no row any more. `is_built`: some were read
+    before.
+    """
+
+    keys: list[Any]
+    seqs: list[int]
+    unregistered: int
+    outdated: int
+    turns: int
+    orphans: int
+    is_built: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """One turn as it was read: its marker, the one that this replaces, and per field its distinct lexemes."""
+
+    seq: int
+    marker: str
+    replaces: str
+    settled: str | None
+    incognito: bool
+    title: str | None
+    fields: dict[str, frozenset[str]]
+
+
+async def version(conn: Reading, shape: Shape) -> str | None:
+    """What stands on PostgreSQL until any transaction begins or ends; None on SQLite."""
+    if shape.sqlite:
+        return None
+    (row,) = await conn.fetch(_SNAPSHOT)
+    return str(row.snapshot)
+
+
+_SNAPSHOT = select(cast(func.txid_current_snapshot(), Text).label("snapshot"))
+
+
+async def is_begun(conn: Reading, shape: Shape) -> bool:
+    """Whether the index was begun."""
+    return shape.has_search
+
+
+async def survey(
+    conn: Reading, shape: Shape, fingerprint: str, below: int = AFTER_ALL, context_id: str | None = None
+) -> Survey:
+    """Compares the index with the table, or with one context of it; of registered turns, with those before a place.
+
+    Keys are rowids on SQLite and ids on PostgreSQL, in the order of creation; turns to be read come newest first.
+    """
+    values = {"fingerprint": fingerprint, "below": below, "context_id": context_id, "rows": KEYS_AT_ONCE}
+    *listed, counts = await conn.fetch(_survey(shape, context_id is not None), values)
+    return Survey(
+        [row.key for row in listed if row.seq is None],
+        [row.seq for row in listed if row.seq is not None],
+        counts.unregistered,
+        counts.outdated,
+        counts.rows - counts.missing + counts.unregistered,
+        max(counts.stored - counts.rows + counts.missing, 0),
+        bool(counts.is_built),
+    )
+
+
+async def registered(conn: Reading, shape: Shape, below: int) -> list[int]:
+    """The next registered turns before a place, newest first."""
+    return [row.seq for row in await conn.fetch(_registered(shape), {"below": below, "rows": KEYS_AT_ONCE})]
+
+
+async def orphans(conn: Reading, shape: Shape) -> list[int]:
+    """Registered turns whose row is gone, by the producer's own deletion."""
+    return [row.seq for row in await conn.fetch(_orphans(shape), {"rows": KEYS_AT_ONCE})]
+
+
+async def read(
+    conn: Reading, shape: Shape, seqs: Sequence[int], cap: int, room: int, owners: frozenset[str] | None = None
+) -> list[Any]:
+    """Those turns with their cells, the newest first; one that `room` bytes have no place for has `fits` False.
+
+    A cell above `cap` bytes is None. A turn that is gone, hidden or not of these owners is not among them.
+    """
+    values = {"wanted": json.dumps(seqs) if shape.sqlite else seqs, "cap": cap, "room": room}
+    rows = await conn.fetch(_cells(shape, owners), values)
+    return sorted(rows, key=lambda row: -row.seq)
+
+
+def marker_of(row: Any) -> str:
+    """The version of a row with its cells; of a cell that was too large to be read, its size stands for it."""
+    if row.version is not None:
+        return str(row.version)
+    digest = hashlib.blake2b(digest_size=16)
+    for name in CELLS:
+        digest.update(b"%d " % (getattr(row, f"{name}_octets") or 0))
+        digest.update(getattr(row, f"{name}_text") or b"")
+    return digest.hexdigest()
+
+
+def is_row(shape: Shape, turns: FromClause | None = None, tasks: FromClause | None = None) -> ColumnElement[bool]:
+    """The task table's row of a registered turn: one that moved to another context is a new turn there."""
+    turn, task = (shape.search.turns if turns is None else turns).c, (shape.tasks if tasks is None else tasks).c
+    return and_(turn.task_id == task.id, turn.context_id == task.context_id)
+
+
+async def register(conn: AsyncConnection, shape: Shape, keys: Sequence[Any], *, first_seen: bool) -> list[int]:
+    """Gives turns their places in the order of their creation, and answers them; `first_seen`: now is worth recording.
+
+    A key that is gone, hidden or registered by another meanwhile gets none.
+    """
+    await _alone(conn, shape)
+    turns, contexts = shape.search.turns, shape.search.contexts
+    last = (await conn.execute(select(func.coalesce(func.max(turns.c.seq), 0)))).scalar_one()
+    now = datetime.now(UTC) if first_seen else None
+    columns = ("seq", "task_id", "context_id", "position", "first_seen", "marker", "fingerprint", "incognito")
+    adding = insert(turns).from_select(columns, _new(shape, keys, last, now)).returning(turns.c.seq)
+    seqs = list((await conn.execute(adding)).scalars())
+    given = (
+        select(turns.c.context_id, func.max(turns.c.position)).where(turns.c.seq > last).group_by(turns.c.context_id)
+    )
+    upsert: Any = (sqlite.insert if shape.sqlite else postgresql.insert)(contexts)
+    upsert = upsert.from_select(["context_id", "positions"], given)
+    newest = {"positions": upsert.excluded.positions}
+    await conn.execute(upsert.on_conflict_do_update(index_elements=["context_id"], set_=newest))
+    return seqs
+
+
+async def store(conn: AsyncConnection, shape: Shape, fingerprint: str, read: Sequence[Indexed]) -> int:
+    """Stores what was read, but of turns that were deleted or stored by another meanwhile; answers of how many."""
+    await _alone(conn, shape)
+    turns, lexemes = shape.search.turns, shape.search.lexemes
+    live = select(turns.c.seq, turns.c.marker).join(shape.tasks, is_row(shape)).where(shape.alive())
+    found = await conn.execute(live.where(turns.c.seq.in_([each.seq for each in read])))
+    markers = {row.seq: row.marker for row in found}
+    fresh = [each for each in read if markers.get(each.seq) == each.replaces]
+    known = [place for each in fresh if each.replaces != NO_MARKER for place in _places(each.seq)]
+    if known:
+        await conn.execute(delete(lexemes).where(shape.search.place.in_(known)))
+    added = [
+        {"at": _places(each.seq)[FIELDS.index(name)], "words": _spelled(shape, words)}
+        for each in fresh
+        for name, words in each.fields.items()
+    ]
+    if added:
+        await conn.execute(_new_lexemes(shape), added)
+    if fresh:
+        await conn.execute(_marked(shape, fingerprint), [_values(each) for each in fresh])
+    return len(fresh)
+
+
+async def prune(conn: AsyncConnection, shape: Shape, seqs: Sequence[int]) -> None:
+    """Takes registered turns away whose row is (still) gone."""
+    await forget(conn, shape, and_(shape.search.turns.c.seq.in_(seqs), ~_has_row(shape)))
+
+
+def spelled(lexeme: str) -> str:
+    """A lexeme as one token of SQLite's tokenizer `ascii`, and no two alike: it splits at ASCII's punctuation."""
+    if lexeme.isalnum() and not lexeme.startswith(_HEX):
+        return lexeme
+    return _HEX + lexeme.encode().hex()
+
+
+_HEX = "\u00ff"
+
+
+def _spelled(shape: Shape, lexemes: Iterable[str]) -> str:
+    return " ".join(map(spelled, lexemes)) if shape.sqlite else "\n".join(lexemes)
+
+
+def _values(indexed: Indexed) -> dict[str, Any]:
+    return {
+        "at": indexed.seq,
+        "marker": indexed.marker,
+        "settled": indexed.settled,
+        "incognito": indexed.incognito,
+        "title": indexed.title,
+    }
+
+
+def _places(seq: int) -> range:
+    return range(seq * FIELDS_A_TURN, (seq + 1) * FIELDS_A_TURN)
+
+
+async def _alone(conn: AsyncConnection, shape: Shape) -> None:
+    """One writer at a time, and no deletion between a look for tombstones and the commit; SQLite has one writer."""
+    if not shape.sqlite:
+        await conn.execute(select(func.pg_advisory_xact_lock(shape.lock_key + 2)))
+
+
+def _has_text_ids(shape: Shape) -> ColumnElement[bool]:
+    """SQLite may hold other ids, which nothing could name."""
+    return and_(true(), *(func.typeof(shape.tasks.c[name]) == "text" for name in ("id", "context_id") if shape.sqlite))
+
+
+def _is_outdated(shape: Shape) -> ColumnElement[bool]:
+    turns = shape.search.turns
+    read_otherwise = or_(turns.c.marker == NO_MARKER, turns.c.fingerprint != parameter("fingerprint", Text()))
+    if not shape.sqlite:
+        return or_(read_otherwise, turns.c.marker != shape.row_version)
+    # a turn that has not ended is read again each time
+    return or_(read_otherwise, turns.c.settled.is_distinct_from(func.coalesce(shape.last_updated, "")))
+
+
+_COUNTS = ("unregistered", "outdated", "missing", "rows", "stored")
+
+
+@lru_cache(STATEMENTS_KEPT)
+def _survey(shape: Shape, of_context: bool) -> Any:
+    """What is to be done, and in the last row the counts, in one pass over the table."""
+    turns, tasks = shape.search.turns, shape.tasks
+    key = tasks.c.rowid if shape.sqlite else tasks.c.id
+    creation = [column.label(f"creation_{number}") for number, column in enumerate(_creation(shape))]
+    # whether it is hidden is looked up for these rows alone
+    found = select(key.label("key"), turns.c.seq, shape.alive().label("is_seen"), *creation)
+    found = found.select_from(tasks.outerjoin(turns, is_row(shape)))
+    is_unregistered = and_(turns.c.seq.is_(None), _has_text_ids(shape))
+    found = found.where(or_(is_unregistered, and_(turns.c.seq < parameter("below", BigInteger()), _is_outdated(shape))))
+    if of_context:
+        found = found.where(tasks.c.context_id == parameter("context_id", String()))
+    behind = found.cte("behind").prefix_with("MATERIALIZED")
+    newest_first = func.coalesce(-behind.c.seq, -AFTER_ALL)
+    order = [newest_first, *(behind.c[column.name] for column in creation)]
+    listed = select(behind.c.key, behind.c.seq).where(behind.c.is_seen).order_by(*order)
+    page = listed.limit(parameter("rows", Integer())).subquery("page")
+    counts = select(
+        null().label("key"),
+        null().label("seq"),
+        func.count(case((and_(behind.c.is_seen, behind.c.seq.is_(None)), 1))).label("unregistered"),
+        func.count(case((and_(behind.c.is_seen, behind.c.seq.is_not(None)), 1))).label("outdated"),
+        func.count(case((behind.c.seq.is_(None), 1))).label("missing"),
+        select(func.count()).select_from(tasks).scalar_subquery().label("rows"),
+        select(func.count()).select_from(turns).scalar_subquery().label("stored"),
+        exists(select(literal(1)).where(turns.c.marker != NO_MARKER)).label("is_built"),
+    )
+    blanks: list[ColumnElement[Any]] = [cast(null(), BigInteger).label(name) for name in _COUNTS]
+    blanks.append(cast(null(), Boolean).label("is_built"))
+    return union_all(select(page.c.key, page.c.seq, *blanks), counts.select_from(behind))
+
+
+_TIMESTAMP: ColumnElement[str] = literal_column(r"""'"timestamp"\s*:\s*"([^"]*)"'""")
+
+
+def _creation(shape: Shape) -> list[ColumnElement[Any]]:
+    """The order of creation as far as SQL knows it; the time in an undated row's status is taken as it is spelled."""
+    if shape.sqlite:
+        return [shape.tasks.c.rowid]
+    spelled = func.substring(cast(shape.tasks.c.status, Text), _TIMESTAMP)
+    dated = func.to_char(shape.last_updated, literal_column("""'YYYY-MM-DD"T"HH24:MI:SS.US'"""))
+    created = func.coalesce(shape.created, literal_column("'-infinity'::timestamptz"))
+    return [created, func.coalesce(dated, spelled, "~").collate("C"), shape.tasks.c.id]
+
+
+def _new(shape: Shape, keys: Sequence[Any], last: int, now: datetime | None) -> Select[Any]:
+    """The rows to register: those of the keys that are still to be."""
+    tasks, contexts = shape.tasks, shape.search.contexts
+    key = tasks.c.rowid if shape.sqlite else tasks.c.id
+    order = _creation(shape)
+    chosen = select(
+        tasks.c.id,
+        tasks.c.context_id,
+        func.row_number().over(order_by=order).label("number"),
+        func.row_number().over(partition_by=tasks.c.context_id, order_by=order).label("ordinal"),
+    )
+    chosen = chosen.where(key.in_(keys), shape.alive(), ~exists().where(is_row(shape)))
+    new = chosen.subquery("new")
+    moment = bindparam("now", now, type_=shape.search.turns.c.first_seen.type)
+    found = select(
+        new.c.number + last,
+        new.c.id,
+        new.c.context_id,
+        func.coalesce(contexts.c.positions, 0) + new.c.ordinal,
+        moment,
+        literal(NO_MARKER),
+        literal(NO_MARKER),
+        literal(False, Boolean),
+    )
+    return found.select_from(new.outerjoin(contexts, contexts.c.context_id == new.c.context_id))
+
+
+@lru_cache(STATEMENTS_KEPT)
+def _registered(shape: Shape) -> Select[Any]:
+    turns = shape.search.turns
+    found = select(turns.c.seq).where(turns.c.seq < parameter("below", BigInteger()))
+    return found.order_by(turns.c.seq.desc()).limit(parameter("rows", Integer()))
+
+
+def _has_row(shape: Shape) -> ColumnElement[bool]:
+    return exists(select(literal(1)).select_from(shape.tasks).where(is_row(shape), shape.alive()))
+
+
+@lru_cache(STATEMENTS_KEPT)
+def _orphans(shape: Shape) -> Select[Any]:
+    return select(shape.search.turns.c.seq).where(~_has_row(shape)).limit(parameter("rows", Integer()))
+
+
+@lru_cache(STATEMENTS_KEPT)
+def _cells(shape: Shape, owners: frozenset[str] | None) -> Select[Any]:
+    turns = shape.search.turns
+    if shape.sqlite:
+        wanted = func.json_each(parameter("wanted", String())).table_valued("value")
+    else:
+        wanted = func.unnest(parameter("wanted", ARRAY(BigInteger))).table_valued("value").render_derived(name="wanted")
+    keys = select(
+        *key_columns(shape),
+        shape.tasks.c.context_id,
+        *(turns.c[name] for name in ("seq", "marker", "settled", "fingerprint")),
+        shape.row_version.label("version") if not shape.sqlite else null().label("version"),
+        func.row_number().over(order_by=turns.c.seq.desc()).label("place"),
+    )
+    keys = keys.select_from(turns).join(shape.tasks, is_row(shape))
+    return with_cells(shape, keys.where(turns.c.seq.in_(select(wanted.c.value)), shape.alive(), shape.owned_by(owners)))
+
+
+def _new_lexemes(shape: Shape) -> Any:
+    words: ColumnElement[Any] = bindparam("words", type_=Text())
+    if not shape.sqlite:  # split there: an array of many words would keep the event loop busy
+        words = func.string_to_array(words, literal_column("E'\\n'"))
+    return insert(shape.search.lexemes).values({shape.search.place.name: bindparam("at"), "lexemes": words})
+
+
+def _marked(shape: Shape, fingerprint: str) -> Any:
+    turns = shape.search.turns
+    names = ("marker", "settled", "incognito", "title")
+    read = {name: bindparam(name, type_=turns.c[name].type) for name in names}
+    return update(turns).where(turns.c.seq == bindparam("at")).values(fingerprint=fingerprint, **read)

@@ -1,0 +1,30 @@
+"""Takes turns out of the search index, in the transaction that deletes them; it may not touch the task table."""
+
+from sqlalchemy import ColumnElement, delete, func, select, union_all
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from tombstones.search_tables import FIELDS_A_TURN
+from tombstones.table import Shape
+
+
+async def forget(conn: AsyncConnection, shape: Shape, which: ColumnElement[bool]) -> None:
+    """Deletes the turns of `shape.search.turns` that the clause names, with their lexemes, where there is an index.
+
+    Whoever fills the index holds the lock alone and looks for tombstones under it: what it stored before is seen and
+    deleted here, and what was deleted here it will not store again.
+    """
+    if not shape.has_search:
+        return
+    if not shape.sqlite:
+        await conn.execute(select(func.pg_advisory_xact_lock_shared(shape.lock_key + 2)))
+    turns = shape.search.turns
+    places = (select(turns.c.seq * FIELDS_A_TURN + field).where(which) for field in range(FIELDS_A_TURN))
+    await conn.execute(delete(shape.search.lexemes).where(shape.search.place.in_(union_all(*places))))
+    await conn.execute(delete(turns).where(which))
+
+
+async def forget_positions(conn: AsyncConnection, shape: Shape, context_id: str) -> None:
+    """Deletes what would give a context's next turn its position: a retired one has none."""
+    if shape.has_search:
+        contexts = shape.search.contexts
+        await conn.execute(delete(contexts).where(contexts.c.context_id == context_id))
