@@ -98,7 +98,7 @@ async def _oldest(conn: AsyncConnection, shape: Shape, prefix: str) -> datetime 
     visible = (shape.has_prefix(prefix), shape.alive())
     least: Any = (await conn.execute(select(func.min(shape.last_updated)).where(*visible))).scalar_one()
     times = [parse_time(least) if isinstance(least, str) else least]
-    undated = select(*key_columns(shape)).where(*visible, shape.last_updated.is_(None))
+    undated = select(*key_columns(shape)).where(*visible, shape.undated())
     times += [key_of(row).activity for row in await conn.execute(undated)]
     return min((time for time in times if time is not None), default=None)
 

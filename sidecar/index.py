@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
+    CompoundSelect,
     DateTime,
     FromClause,
     Integer,
@@ -122,10 +123,10 @@ def later(one: datetime | None, other: datetime | None) -> datetime | None:
     return max((each for each in (one, other) if each is not None), default=None)
 
 
-def _undated(shape: Shape, scope: Scope) -> Select[Any]:
+def _undated(shape: Shape, scope: Scope) -> CompoundSelect[Any]:
     """The rows whose time stands in the status, in the columns that the other arms fill with blanks."""
-    columns = (shape.tasks.c.context_id, _blank("turns"), *key_columns(shape))
-    return select(*columns).where(shape.last_updated.is_(None), scope.visible(shape))
+    visible = select(shape.tasks.c.context_id, _blank("turns"), *key_columns(shape)).where(scope.visible(shape))
+    return union_all(*(visible.where(each) for each in shape.undated_ranges))
 
 
 def _arm(context_id: Any, turns: Any, last_updated: Any) -> Select[Any]:
@@ -155,11 +156,9 @@ def _walk(shape: Shape, scope: Scope, continues: bool) -> Any:
     walked = select(tasks.c.id, tasks.c.context_id, tasks.c.owner, tasks.c.last_updated)
     if "owner" not in shape.columns:
         walked = select(tasks.c.id, tasks.c.context_id, tasks.c.last_updated)
-    walked = walked.where(tasks.c.last_updated.is_not(None))
     if scope.owners is not None and len(scope.owners) == 1:
         walked = walked.where(shape.owned_by(scope.owners))  # the SDK's own index has one owner's rows in this order
-    if continues:
-        walked = walked.where(tasks.c.last_updated <= _activity(shape))
+    walked = walked.where(shape.dated(until=_activity(shape) if continues else None))
     steps = walked.order_by(tasks.c.last_updated.desc()).limit(parameter("steps", Integer())).cte("walked")
     recent = select(steps.c.context_id, func.max(steps.c.last_updated).label("last_updated"))
     undated = _undated(shape, scope).cte("undated")
@@ -181,7 +180,7 @@ def _walk(shape: Shape, scope: Scope, continues: bool) -> Any:
         _arm(
             theirs.c.context_id,
             of_session(shape, scope, theirs.c.context_id, number_of_turns),
-            of_session(shape, scope, theirs.c.context_id, newest_time),
+            of_session(shape, scope, theirs.c.context_id, newest_time, dated=True),
         ),
         _arm(null().label("context_id"), func.count(), func.min(steps.c.last_updated)).select_from(steps),
     )
@@ -204,11 +203,13 @@ def _is_after(shape: Shape, time: Any, session_id: Any) -> ColumnElement[bool]:
 
 
 def of_session(
-    shape: Shape, scope: Scope, context_id: Any, measure: Callable[[Any], ColumnElement[T]]
+    shape: Shape, scope: Scope, context_id: Any, measure: Callable[[Any], ColumnElement[T]], *, dated: bool = False
 ) -> ScalarSelect[T]:
-    """One measure over a session's visible turns, for an outer select; `measure` is given their columns."""
+    """One measure over a session's visible turns, or its dated ones, for an outer select; it is given their columns."""
     turn = shape.tasks.alias("turn")
-    return select(measure(turn.c)).select_from(turn).where(_is_of(shape, scope, context_id, turn)).scalar_subquery()
+    mine = _is_of(shape, scope, context_id, turn)
+    wanted = and_(mine, shape.dated(turn)) if dated else mine
+    return select(measure(turn.c)).select_from(turn).where(wanted).scalar_subquery()
 
 
 def _is_of(shape: Shape, scope: Scope, context_id: Any, turn: FromClause) -> ColumnElement[bool]:
@@ -221,7 +222,7 @@ def number_of_turns(turn: Any) -> ColumnElement[int]:
 
 
 def newest_time(turn: Any) -> ColumnElement[Any]:
-    """A measure: of those turns that have a last_updated."""
+    """A measure: of dated turns."""
     return func.max(turn.last_updated)
 
 

@@ -165,7 +165,7 @@ def _is_created_later(shape: Shape, asked: FromClause, other: NamedFromClause) -
     """`creation_rank` compared in SQL, as far as SQL can know."""
     if shape.sqlite:
         return other.c.rowid > asked.c.sequence
-    by_time: ColumnElement[bool] = other.c.last_updated > asked.c.last_updated
+    by_time = and_(other.c.last_updated > asked.c.last_updated, shape.dated(other))
     if not shape.has_creation_order:
         return by_time
     later_created = other.c[CREATED]
@@ -212,8 +212,8 @@ def _newest_turns(shape: Shape, scope: Scope) -> Select[Any]:
     session_id = parameter("session_id", String())
     counts: list[ColumnElement[Any]] = [of_session(shape, scope, session_id, number_of_turns).label("turns")]
     if "last_updated" in shape.columns:
-        counts.append(of_session(shape, scope, session_id, newest_time).label("newest"))
-        counts.append(of_session(shape, scope, session_id, lambda turn: func.count(turn.last_updated)).label("dated"))
+        counts.append(of_session(shape, scope, session_id, newest_time, dated=True).label("newest"))
+        counts.append(of_session(shape, scope, session_id, number_of_turns, dated=True).label("dated"))
     else:
         counts += [shape.last_updated.label("newest"), literal(0).label("dated")]
     mine = and_(shape.tasks.c.context_id == session_id, scope.visible(shape))

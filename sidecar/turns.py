@@ -27,6 +27,7 @@ from sqlalchemy import (
     func,
     literal,
     literal_column,
+    null,
     or_,
     select,
     tuple_,
@@ -114,16 +115,16 @@ def moment(value: Any) -> datetime | None:
     return parse_time(value) if isinstance(value, str) else value if isinstance(value, datetime) else None
 
 
-def key_columns(shape: Shape) -> tuple[ColumnElement[Any], ...]:
-    """What `key_of` reads."""
+def key_columns(shape: Shape, *, of_dated: bool = False) -> tuple[ColumnElement[Any], ...]:
+    """What `key_of` reads; of dated rows alone it is the column itself, by which an index sorts."""
     # SQLite may hold an id that is no text
     task_id = cast(shape.tasks.c.id, String).label("id") if shape.sqlite else shape.tasks.c.id
     return (
         task_id,
-        shape.last_updated.label("last_updated"),
+        (shape.tasks.c.last_updated if of_dated else shape.last_updated).label("last_updated"),
         shape.created.label("created"),
         shape.sequence.label("sequence"),
-        case((shape.last_updated.is_(None), shape.stored("status"))).label("status"),
+        case((shape.dated(), null()), else_=shape.stored("status")).label("status"),
     )
 
 
@@ -254,12 +255,13 @@ def _newest(shape: Shape, order: Order, owners: frozenset[str] | None, continues
 @lru_cache(STATEMENTS_KEPT)
 def _newest_keys(shape: Shape, order: Order, owners: frozenset[str] | None, continues: bool) -> Select[Any]:
     """Their keys, numbered from the newest."""
-    undated = _visible(shape, owners) & shape.last_updated.is_(None)
-    has_undated = select(literal(1)).where(undated).exists().select().scalar_subquery()
+    any_turn = select(literal(1)).where(_visible(shape, owners))
+    ranges = shape.undated_ranges if shape.can_walk else [shape.undated()]
+    has_undated = select(or_(*(any_turn.where(each).exists() for each in ranges))).scalar_subquery()
     beside = (shape.version.label("version"), has_undated.label("has_undated"))
-    mine = select(*key_columns(shape), *beside).where(_visible(shape, owners))
+    mine = select(*key_columns(shape, of_dated=order == "activity"), *beside).where(_visible(shape, owners))
     if order == "activity":
-        mine = mine.where(shape.last_updated.is_not(None))
+        mine = mine.where(shape.dated())
     keys = mine.subquery("mine")
     ranks = _ranks(shape, order, keys)
     page = select(keys).order_by(*(rank.desc() for rank in ranks.values())).limit(parameter("rows", Integer()))

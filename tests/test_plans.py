@@ -453,10 +453,11 @@ async def test_parked_in_one_pass(store: rig.Store, open_sidecar: rig.OpenSideca
 
 
 class Plan(NamedTuple):
-    """How a statement reads the task table, and how the rows of the walk are found; its SQL."""
+    """How a statement reads the task table, how the rows of the walk are found, what is sought in indexes; its SQL."""
 
     accesses: frozenset[str]
     walk: tuple[str, ...]
+    sought: tuple[str, ...]
     sql: str
 
 
@@ -484,7 +485,10 @@ async def plan(conn: Reading, shape: Shape, statement: Any, values: dict[str, An
     accesses |= {each["Index Name"] for each in nodes if each["Node Type"] == "Bitmap Index Scan"}
     walked = [each for each in nodes if each.get("Subplan Name") == "CTE walked"]
     steps = tuple(step["Node Type"] for each in walked for step in _nodes(each))
-    return Plan(frozenset(accesses), steps, compiled.sql)
+    # PostgreSQL calls a table tasks_1 where it stands in a statement again
+    named = [each for each in nodes if re.fullmatch(r"tasks(_\d+)?", each.get("Alias", ""))]
+    sought = tuple(each["Index Cond"] for each in named if "Index Cond" in each)
+    return Plan(frozenset(accesses), steps, sought, compiled.sql)
 
 
 def _nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -500,7 +504,9 @@ def _sqlite_plan(sql: str, rows: Any) -> Plan:
             used = re.match(r"INDEX (\w+)|INTEGER PRIMARY KEY", found[1] or "")
             accesses.add(WHOLE if used is None else used[1] or "rowid")
     (walk,) = [row[0] for row in rows if row[3] == "MATERIALIZE walked"] or [None]
-    return Plan(frozenset(accesses), tuple(row[3] for row in rows if walk is not None and row[1] == walk), sql)
+    steps = tuple(row[3] for row in rows if walk is not None and row[1] == walk)
+    sought = tuple(row[3] for row in rows if re.match(r"(?:SCAN|SEARCH) tasks\b", row[3]))
+    return Plan(frozenset(accesses), steps, sought, sql)
 
 
 def is_walk(found: Plan, kind: rig.Kind) -> bool:
@@ -546,7 +552,8 @@ async def explain(large_store: rig.Store) -> AsyncIterator[Explain]:
 async def test_plan_of_the_index(kind: rig.Kind, explain: Explain) -> None:
     """The newest rows come along the activity index, nothing is sorted before them; counts from the session index.
 
-    One owner's newest rows come from the SDK's own index, so that the rows of the others are not looked at.
+    One owner's newest rows come from the SDK's own index, so that the rows of the others are not looked at. Undated
+    rows, too, are sought by their last_updated, and not among all.
     """
     everybody, one = Scope("chat-", None), Scope("chat-", frozenset({"owner-1"}))
     two = Scope("chat-", frozenset({"owner-1", "owner-2"}))
@@ -555,9 +562,11 @@ async def test_plan_of_the_index(kind: rig.Kind, explain: Explain) -> None:
             found = await explain(lambda shape, asked=(scope, continues): index._walk(shape, *asked))
             assert is_walk(found, kind), found
             assert {ACTIVITY, SESSION} <= found.accesses <= {ACTIVITY, SESSION, BY_OWNER}
+            assert_seeks_times(found)
             assert_reads_no_transcript(found)
         found = await explain(lambda shape, asked=(one, continues): index._walk(shape, *asked))
         assert {BY_OWNER, SESSION} == found.accesses - {ACTIVITY}
+        assert_seeks_times(found)
         assert_reads_no_transcript(found)
 
 
@@ -585,6 +594,12 @@ async def test_plan_of_turns(explain: Explain) -> None:
         page = await explain(lambda shape, asked=asked: turns._newest(shape, *asked))
         assert {SESSION} <= page.accesses <= {SESSION, ACTIVITY} | BY_KEY
         assert "artifacts" in page.sql
+
+
+def assert_seeks_times(found: Plan) -> None:
+    """The walk, and each of the three ranges of undated rows: no index is read without a bound on the time."""
+    assert found.sought
+    assert all("last_updated" in each.partition("(")[2] for each in found.sought), found.sought
 
 
 def assert_reads_no_transcript(found: Plan) -> None:

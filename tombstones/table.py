@@ -26,6 +26,7 @@ from sqlalchemy import (
     TableClause,
     Text,
     and_,
+    case,
     cast,
     column,
     exists,
@@ -55,6 +56,9 @@ CREATED = "sidecar_created_at"
 # Everything that may be parked, in both spellings. The text is a constant of the SQL, not a parameter, so that the
 # planner finds the partial index; no JSON is taken apart, since a stored \u0000 would fail the whole statement.
 PARKED_PATTERNS = ("%INPUT_REQUIRED%", "%AUTH_REQUIRED%", "%input-required%", "%auth-required%")
+
+# The first and the last time. Python knows one more at either end, which asyncpg gives for the infinities.
+TIMES = ("0001-01-01 00:00:00.000001", "9999-12-31 23:59:59.999998")
 
 
 @dataclass(frozen=True)
@@ -180,8 +184,41 @@ class Shape:
 
     @property
     def last_updated(self) -> ColumnElement[Any]:
-        """When a status last came, or NULL: on 0.x stores there is no such column, on 1.x it may be NULL."""
-        return self.tasks.c.last_updated if "last_updated" in self.columns else self._absent(DateTime())
+        """When a status last came, or NULL; for what is read. An index sorts and seeks the column itself alone."""
+        if "last_updated" not in self.columns:
+            return self._absent(DateTime())
+        return case((self.dated(), self.tasks.c.last_updated))
+
+    def dated(self, rows: FromClause | None = None, until: ColumnElement[Any] | None = None) -> ColumnElement[bool]:
+        """The row has a last_updated that is a time: on 0.x stores none has, on 1.x it may be NULL or anything.
+
+        `until` stands for the last time: SQLite seeks by one upper bound, and chooses among two as it likes.
+        """
+        if "last_updated" not in self.columns:
+            return false()
+        time: ColumnElement[Any] = self._of(rows).last_updated
+        first, last = self._times
+        return time.between(first, last if until is None else until)
+
+    def undated(self) -> ColumnElement[bool]:
+        """The row's time stands in its status, if anywhere."""
+        return or_(*self.undated_ranges)
+
+    @property
+    def undated_ranges(self) -> list[ColumnElement[bool]]:
+        """Where the undated rows stand in an index: SQLite sorts NULL, numbers, texts and bytes in this order.
+
+        Each alone is a seek; where all are asked for together, SQLite expects most rows there and reads them all.
+        """
+        if "last_updated" not in self.columns:
+            return [true()]
+        time, (first, last) = self.tasks.c.last_updated, self._times
+        return [time.is_(None), time < first, time > last]
+
+    @property
+    def _times(self) -> list[ColumnElement[Any]]:
+        suffix = "" if self.sqlite else "::timestamp"
+        return [literal_column(f"'{time}'{suffix}") for time in TIMES]
 
     @property
     def created(self) -> ColumnElement[Any]:
