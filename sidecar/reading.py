@@ -65,6 +65,16 @@ class Reading:
             async with self._driver.transaction(isolation="repeatable_read", readonly=True):
                 yield
 
+    @asynccontextmanager
+    async def planned_anew(self) -> AsyncIterator[None]:
+        """Each statement is planned for its values: on PostgreSQL a plan for any value may be far from theirs."""
+        if self._dialect.name == "sqlite":
+            yield
+        else:
+            async with self._driver.transaction(readonly=True):
+                await self._driver.execute("SET LOCAL plan_cache_mode = force_custom_plan")
+                yield
+
 
 def parameter(name: str, kind: TypeEngine[Any]) -> BindParameter[Any]:
     """A value that `fetch` is given; SQLAlchemy must not ask for it when it compiles."""

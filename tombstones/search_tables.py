@@ -23,12 +23,16 @@ from sqlalchemy import (
     Text,
     column,
     table,
+    text,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 FIELDS_A_TURN = 4
-"""A field's lexemes stand at the place `seq * FIELDS_A_TURN + field`, so that places alone give the order of hits."""
+"""A field's lexemes stand at the place `seq * FIELDS_A_TURN + field`, so that places alone give the order of hits.
+
+The title's is field 0.
+"""
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,10 @@ def search_tables(name: str, schema: str | None, dialect: str) -> SearchTables:
             Column("lexemes", ARRAY(Text), nullable=False),
         )
         by_lexeme = Index(f"{name}_search_words", stored.c.lexemes, postgresql_using="gin")
-        lexemes, ddl = stored, [_create(stored, dialect), _create(by_lexeme, dialect)]
+        # looking for titles among all fields would read each field that holds the words
+        of_titles = text(f"place & {FIELDS_A_TURN - 1} = 0")
+        by_title = Index(f"{name}_search_titles", stored.c.lexemes, postgresql_using="gin", postgresql_where=of_titles)
+        lexemes, ddl = stored, [_create(each, dialect) for each in (stored, by_lexeme, by_title)]
     ddl = [_create(each, dialect) for each in (turns, by_position, contexts)] + ddl
     return SearchTables(turns, contexts, lexemes, names, tuple(ddl))
 
