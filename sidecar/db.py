@@ -32,8 +32,11 @@ from tombstones.table import Shape, create_side_tables, introspect
 
 P = ParamSpec("P")
 T = TypeVar("T")
+L = TypeVar("L")
 Read = Callable[Concatenate[Reading, Shape, P], Awaitable[T]]
 Write = Callable[Concatenate[AsyncConnection, Shape, P], Awaitable[T]]
+Look = Callable[[AsyncConnection, Shape], Awaitable[L]]
+WriteAfter = Callable[[AsyncConnection, Shape, L | None, bool], Awaitable[T]]
 
 # What a statement raises: through SQLAlchemy, from a driver itself, from the network below it.
 FAULTS = (
@@ -48,6 +51,8 @@ FAULTS = (
 
 POOL_WAIT_SECONDS = 2.0
 LOCK_WAIT_SECONDS = 2.0
+# How often a deletion looks at a session for as long as somebody commits meanwhile.
+LOOKS = 3
 # How long a closing sidecar waits for the work under way.
 CLOSE_SECONDS = 5.0
 # How much longer than a statement may take we wait for the server to say so.
@@ -135,7 +140,19 @@ class Database:
 
         Raises a SidecarError for every fault of the database; anything the writer raises rolls back.
         """
-        return await self._to_its_end(self._write_again(work, *args, **kwargs))
+
+        async def write(conn: AsyncConnection, shape: Shape, found: None, stands: bool) -> T:
+            return await work(conn, shape, *args, **kwargs)
+
+        return await self.write_after(_see_nothing, write)
+
+    async def write_after(self, look: Look[L], work: WriteAfter[L, T]) -> T:
+        """The same, with what `look` found before the transaction, so that SQLite's one write lock is not held for it.
+
+        It is looked again when somebody committed meanwhile, a few times; the writer is told whether the look stands.
+        A look that finds None need not stand. On PostgreSQL nobody looks.
+        """
+        return await self._to_its_end(self._write_again(look, work))
 
     async def _to_its_end(self, working: Coroutine[Any, Any, T]) -> T:
         running = asyncio.create_task(working)
@@ -189,25 +206,26 @@ class Database:
         finally:
             await greenlet_spawn(pooled.close)
 
-    async def _write_again(self, work: Write[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _write_again(self, look: Look[L], work: WriteAfter[L, T]) -> T:
         """Once more, with the schema and the connections that stand now, when nothing was committed."""
         try:
-            return await self._write(work, *args, **kwargs)
+            return await self._write(look, work)
         except _RolledBackError:
             pass
         try:
-            return await self._write(work, *args, **kwargs)
+            return await self._write(look, work)
         except _RolledBackError as fault:
             raise self._fault(fault.error, writing=True) from fault.error
 
-    async def _write(self, work: Write[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _write(self, look: Look[L], work: WriteAfter[L, T]) -> T:
         committing = False
         try:
-            await self._create_side_tables(await self._introspected())
-            async with self._transaction() as conn:
+            shape = await self._introspected(min(LOCK_WAIT_SECONDS, self._config.statement_timeout))
+            await self._create_side_tables(shape)
+            async with self._transaction_after(look, shape) as (conn, found, stands):
                 # the SDK's side tables may have come since: a deletion must not miss them
                 shape = self._usable(await self._introspect(conn))
-                result = await work(conn, shape, *args, **kwargs)
+                result = await work(conn, shape, found, stands)
                 committing = True
             return result
         except FAULTS as error:
@@ -222,11 +240,30 @@ class Database:
             raise fault from error
 
     @asynccontextmanager
+    async def _transaction_after(
+        self, look: Look[L], shape: Shape
+    ) -> AsyncIterator[tuple[AsyncConnection, L | None, bool]]:
+        """A transaction, what `look` found before it, and whether nobody has committed since."""
+        if not shape.sqlite:
+            async with self._transaction() as conn:
+                yield conn, None, False
+            return
+        async with self._engine.connect() as conn, _waiting(conn, LOCK_WAIT_SECONDS):
+            for looks_left in reversed(range(LOOKS)):
+                version = await _data_version(conn)
+                found = await look(conn, shape)
+                async with _sqlite_transaction(conn):
+                    stands = version == await _data_version(conn)
+                    if stands or found is None or not looks_left:
+                        yield conn, found, stands
+                        return
+
+    @asynccontextmanager
     async def _transaction(self, lock_wait: float = LOCK_WAIT_SECONDS) -> AsyncIterator[AsyncConnection]:
         """A durable write transaction: it waits for locks at most that long and commits on a clean exit."""
         async with self._engine.connect() as conn:
             if conn.dialect.name == "sqlite":
-                async with _sqlite_transaction(conn, lock_wait):
+                async with _waiting(conn, lock_wait), _sqlite_transaction(conn):
                     yield conn
             else:
                 # a given engine may be in autocommit, or stricter than the deletion needs
@@ -236,10 +273,12 @@ class Database:
                     await conn.exec_driver_sql(f"SET LOCAL lock_timeout = {int(lock_wait * 1000)}")
                     yield conn
 
-    async def _introspected(self) -> Shape:
+    async def _introspected(self, lock_wait: float | None = None) -> Shape:
+        """The shape that stands now; on SQLite a lock keeps out even who reads the catalog."""
         async with self._engine.connect() as conn:
             await conn.execution_options(isolation_level="AUTOCOMMIT")
-            return self._usable(await self._introspect(conn))
+            async with _waiting(conn, lock_wait):
+                return self._usable(await self._introspect(conn))
 
     async def _introspect(self, conn: AsyncConnection) -> Shape:
         return await introspect(conn, self._name, self._schema)
@@ -383,17 +422,40 @@ def _privilege_fault(message: str, writing: bool) -> SidecarError:
     return ReadOnly(f"The role lacks a privilege on {what}. Run the grants of deploy/sql/grants.sql.")
 
 
+async def _see_nothing(conn: AsyncConnection, shape: Shape) -> None:
+    """For a writer that has nothing to know before its transaction."""
+
+
 @asynccontextmanager
-async def _sqlite_transaction(conn: AsyncConnection, lock_wait: float) -> AsyncIterator[None]:
+async def _waiting(conn: AsyncConnection, seconds: float | None) -> AsyncIterator[None]:
+    """Waits so long for each lock of a SQLite file; it is given back, since the connection may be the agent's."""
+    if seconds is None or conn.dialect.name != "sqlite":
+        yield
+        return
+    before = (await conn.exec_driver_sql("PRAGMA busy_timeout")).scalar_one()
+    await conn.exec_driver_sql(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
+    try:
+        yield
+    finally:
+        await conn.exec_driver_sql(f"PRAGMA busy_timeout = {before}")
+
+
+async def _data_version(conn: AsyncConnection) -> int:
+    """What stands on this connection until another one commits to the SQLite file."""
+    version: int = (await conn.exec_driver_sql("PRAGMA data_version")).scalar_one()
+    return version
+
+
+@asynccontextmanager
+async def _sqlite_transaction(conn: AsyncConnection) -> AsyncIterator[None]:
     """BEGIN IMMEDIATE, since a deferred transaction that reads first fails at once when a producer saves between."""
     await conn.exec_driver_sql("SELECT 1")
     driver: Any = (await conn.get_raw_connection()).driver_connection
     if driver.in_transaction:  # a given engine may begin one by itself, by an event of SQLAlchemy
         await driver.rollback()
-    before = [(await conn.exec_driver_sql(f"PRAGMA {name}")).scalar_one() for name in ("synchronous", "busy_timeout")]
-    # neither can change inside a transaction; both are given back, since the connection may be the agent's
+    before = (await conn.exec_driver_sql("PRAGMA synchronous")).scalar_one()
+    # it cannot change inside a transaction; it is given back, since the connection may be the agent's
     await conn.exec_driver_sql("PRAGMA synchronous = FULL")
-    await conn.exec_driver_sql(f"PRAGMA busy_timeout = {int(lock_wait * 1000)}")
     try:
         await conn.exec_driver_sql("BEGIN IMMEDIATE")
         try:
@@ -403,8 +465,7 @@ async def _sqlite_transaction(conn: AsyncConnection, lock_wait: float) -> AsyncI
             await conn.exec_driver_sql("ROLLBACK")
             raise
     finally:
-        await conn.exec_driver_sql(f"PRAGMA synchronous = {before[0]}")
-        await conn.exec_driver_sql(f"PRAGMA busy_timeout = {before[1]}")
+        await conn.exec_driver_sql(f"PRAGMA synchronous = {before}")
 
 
 def _is_stale(error: Exception) -> bool:

@@ -24,6 +24,7 @@ from sidecar.errors import (
     BodyTooLarge,
     HeadersTooLarge,
     InternalError,
+    InvalidRequest,
     MethodNotAllowed,
     NotFound,
     ParameterInvalid,
@@ -211,7 +212,7 @@ def _as_sidecar_error(error: Exception, request_id: str) -> SidecarError:
 
 
 class Bounds:
-    """Refuses a target, headers or a body larger than any client of ours sends."""
+    """Refuses a target that is none, and a target, headers or a body larger than any client of ours sends."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -227,6 +228,9 @@ class Bounds:
 def _check_target(scope: Scope) -> None:
     path = scope.get("raw_path") or scope["path"].encode()
     query = scope["query_string"]
+    # where the server keeps a fragment, `a#b` would be another id than a client means; a decoded path may hold a `#`
+    if b"#" in (scope.get("raw_path") or b"") or b"#" in query:
+        raise InvalidRequest("A request target has no fragment: spell a `#` of an id as %23.")
     if len(path) + len(query) + bool(query) > MAX_TARGET_BYTES:
         raise TargetTooLong(f"Path and query may have {MAX_TARGET_BYTES} bytes together; shorten them.")
 

@@ -28,7 +28,7 @@ def http_protocol() -> type[asyncio.Protocol]:
         _head_bytes = 0
 
         def on_url(self, url: bytes) -> None:
-            # no target has a fragment; httptools would leave it out, and a deletion of `a#b` would delete `a`
+            # `edge` refuses a fragment, but httptools would leave it out, and a deletion of `a#b` would delete `a`
             if b"#" in url:
                 raise ValueError("a fragment in the target")  # which is answered with 400
             super().on_url(url)

@@ -195,9 +195,11 @@ async def delete_session(
     """Retires or clears one session, durably, and tells of it. Raises the SidecarError of each refusal."""
     if not session_id.startswith(prefix):
         raise NotASession(f"Only ids that start with {prefix!r} can be retired or cleared.")
-    work = tombstones.retire if retires else tombstones.clear
+    look = partial(tombstones.look, session_id=session_id)
+    delete = tombstones.retire if retires else tombstones.clear
+    work = partial(delete, session_id=session_id, actor=actor, refuse_active=refuse_active)
     try:
-        outcome = await database.write(work, session_id, actor, refuse_active=refuse_active)
+        outcome = await database.write_after(look, work)
     except tombstones.AlreadyRetiredError:
         raise AlreadyRetired("The session is retired: its history is gone already. Nothing was changed.") from None
     except tombstones.SessionActiveError:

@@ -21,6 +21,8 @@ from tombstones.retire import BATCH, late_rows, sweep
 from tombstones.table import Shape
 
 INTERVAL_SECONDS = 60.0
+# Between two batches: whoever waits for SQLite's lock looks for it now and then, and must find it free.
+PAUSE_SECONDS = 0.02
 # A producer that still saves a day after the retirement is found by `a2a-sidecar sweep`, which looks at all.
 RECENT = timedelta(hours=24)
 
@@ -39,6 +41,7 @@ async def delete_hidden(database: Database, task_ids: Sequence[str]) -> Counter[
     deleted: Counter[str] = Counter()
     for start in range(0, len(task_ids), BATCH):
         deleted.update(await database.write(_sweep_alone, task_ids[start : start + BATCH]))
+        await asyncio.sleep(PAUSE_SECONDS)
     return deleted
 
 

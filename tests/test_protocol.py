@@ -10,7 +10,7 @@ import pytest
 
 from sidecar.serve import listen
 from tests import rig
-from tests.test_process import PATIENCE_SECONDS, Sidecar, on_sqlite, serving
+from tests.test_process import HEADERS, INDEX, PATIENCE_SECONDS, Sidecar, on_sqlite, serving
 
 FAST = ("uvloop", "httptools")
 with_and_without_fast = pytest.mark.parametrize("is_fast", [True, False])
@@ -70,6 +70,23 @@ async def test_a_head_without_end(is_fast: bool, store: rig.Store, tmp_path: Pat
         body = b"PUT /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 300000\r\n\r\n" + b"x" * 300_000
         assert b"HTTP/1.1 413 " == sent(sidecar, body)[1][:13]
         assert 200 == sidecar.get().status_code
+
+
+@on_sqlite
+@with_and_without_fast
+async def test_a_fragment_is_no_part_of_a_target(is_fast: bool, store: rig.Store, tmp_path: Path) -> None:
+    """A bare `#` is refused, and is neither the end of an id nor a part of it; the id itself spells it %23."""
+    with serving_with(is_fast, store, tmp_path) as sidecar:
+        for session_id in ("chat-a", "chat-a#x"):
+            await store.turn(session_id)
+        head = (
+            b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAuthorization: " + HEADERS["Authorization"].encode()
+        )
+        for target in (b"chat-a#x", b"chat-a#", b"chat-a#x/turns", b"chat-a?retire=false#x"):
+            _, answer = sent(sidecar, b"DELETE /api/chat/sessions/" + target + head + b"\r\n\r\n")
+            assert b"HTTP/1.1 400 " == answer[:13]
+            assert is_fast or b"application/problem+json" in answer
+        assert {1} == {len(sidecar.get(f"{INDEX}/{each}/turns").json()["turns"]) for each in ("chat-a", "chat-a%23x")}
 
 
 def test_answers_leave_at_once() -> None:

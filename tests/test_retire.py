@@ -2,8 +2,10 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import httpx
 import pytest
 
 from sidecar import sweeper
-from sidecar.db import Database
+from sidecar.db import LOOKS, Database
 from sidecar.errors import Busy
 from sidecar.sweeper import RECENT, sweep_all
 from tests import rig
@@ -307,7 +309,8 @@ async def test_crash_amid_a_long_session(
         await store.turn("chat-long")
     database = Database(rig.config_for(store))
     try:
-        outcome = await database.write(work, "chat-long", retirement.Actor("operator", None, "request"))
+        deletion = partial(work, session_id="chat-long", actor=retirement.Actor("operator", None, "request"))
+        outcome = await database.write_after(partial(retirement.look, session_id="chat-long"), deletion)
         assert 8 == outcome.turns_deleted == len(outcome.left)
         assert await shown(sidecar, "chat-long") == []
         assert 8 == len(await store.raw("SELECT id FROM tasks"))
@@ -332,3 +335,97 @@ async def test_long_session_that_a_writer_holds_up(
     monkeypatch.setattr(sweeper, "_sweep_alone", busy)
     assert 8 == (await delete(sidecar, "chat-long"))["turns_deleted"]
     assert await shown(sidecar, "chat-long") == []
+
+
+Saving = Callable[[], Awaitable[object]]
+
+
+@pytest.fixture
+def saving_after_each_look(monkeypatch: pytest.MonkeyPatch) -> Callable[[Saving], None]:
+    """A producer that saves between a deletion's look at a long session and its transaction, every time."""
+
+    def start(save: Saving) -> None:
+        look = retirement.look
+
+        async def look_and_save(*arguments: Any, **named: Any) -> retirement.Turns | None:
+            found = await look(*arguments, **named)
+            await save()
+            return found
+
+        monkeypatch.setattr(retirement, "look", look_and_save)
+
+    return start
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("kind", ["sqlite"])
+@pytest.mark.parametrize("retire", ["true", "false"])
+async def test_long_session_saved_after_each_look(
+    retire: str, store: rig.Store, sidecar: httpx.AsyncClient, saving_after_each_look: Callable[[Saving], None]
+) -> None:
+    """Turns that came after the last look are counted, hidden and audited as well, though they wait for the sweep."""
+    for state in ["completed"] * 7 + ["working"]:
+        await store.turn("chat-long", state)
+    saving_after_each_look(lambda: store.turn("chat-long"))
+    answer = await delete(sidecar, "chat-long", retire=retire)
+    assert (8 + LOOKS, 1) == (answer["turns_deleted"], answer["active_turns"])
+    assert [8 + LOOKS] == [row.turns_deleted for row in await store.raw("SELECT turns_deleted FROM tasks_retirements")]
+    assert [] == await shown(sidecar, "chat-long")
+    (late,) = await store.raw("SELECT id FROM tasks")
+    await store.turn("chat-long", task_id=late.id)
+    assert [] == await shown(sidecar, "chat-long")
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("kind", ["sqlite"])
+@pytest.mark.parametrize("retire", ["true", "false"])
+async def test_long_session_that_becomes_active_after_each_look(
+    retire: str, store: rig.Store, sidecar: httpx.AsyncClient, saving_after_each_look: Callable[[Saving], None]
+) -> None:
+    """`if_active=refuse` goes by what stands in the transaction: nothing is changed."""
+    tasks = [await store.turn("chat-long") for _ in range(8)]
+    states = cycle(["completed"] * (LOOKS - 1) + ["working"])
+    saving_after_each_look(lambda: store.turn("chat-long", next(states), task_id=tasks[0]))
+    assert (409, "session_active") == await problem(sidecar, "chat-long", retire=retire, if_active="refuse")
+    assert 8 == len(await shown(sidecar, "chat-long"))
+    for name in ("retirements", "session_tombstones", "task_tombstones"):
+        assert [] == await store.raw(f"SELECT * FROM tasks_{name}")
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("kind", ["sqlite"])
+@pytest.mark.parametrize("retire", ["true", "false"])
+async def test_long_session_with_a_foreign_turn_after_each_look(
+    retire: str,
+    store: rig.Store,
+    open_sidecar: rig.OpenSidecar,
+    tokens_file: Path,
+    saving_after_each_look: Callable[[Saving], None],
+) -> None:
+    """A narrowed token is refused for a turn of another owner that came after the last look; alone it may delete."""
+    alice = await open_sidecar(store, token=secret("alice"), tokens_file=tokens_file)
+    for session_id in ("chat-long", "chat-mine"):
+        for _ in range(8):
+            await store.turn(session_id, owner="alice")
+    saving_after_each_look(lambda: store.turn("chat-long", owner="bob"))
+    assert (403, "owner_not_allowed") == await problem(alice, "chat-long", retire=retire)
+    assert 8 == len(await shown(alice, "chat-long"))
+    assert 8 == (await delete(alice, "chat-mine", retire=retire))["turns_deleted"]
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("kind", ["sqlite"])
+async def test_a_look_that_does_not_stand_is_repeated(
+    store: rig.Store, sidecar: httpx.AsyncClient, saving_after_each_look: Callable[[Saving], None]
+) -> None:
+    """A turn that became active after the first look alone is counted as such."""
+    tasks = [await store.turn("chat-long") for _ in range(8)]
+    states = iter(["working"])
+
+    async def save() -> None:
+        for state in states:
+            await store.turn("chat-long", state, task_id=tasks[0])
+
+    saving_after_each_look(save)
+    answer = await delete(sidecar, "chat-long")
+    assert (8, 1) == (answer["turns_deleted"], answer["active_turns"])

@@ -2,8 +2,8 @@
 
 The order is the promise: tombstone first, rows after it, in one transaction, so that a reader whose one statement
 leaves out what has a tombstone sees all of a session or none of it. A row that a producer saves later is stored,
-stays hidden and is swept. So is what a long session leaves on SQLite: its one write lock is not held for thousands of
-rows, while every producer waits.
+stays hidden and is swept. So is what a long session leaves on SQLite: its one write lock is held neither to read
+thousands of rows nor to delete them, while every producer waits.
 """
 
 import re
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Row, Table, column, delete, exists, literal, select, table
+from sqlalchemy import ColumnElement, DateTime, Row, Table, column, delete, exists, func, literal, select, table
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -47,11 +47,17 @@ class Outcome:
     left: Sequence[str]
 
 
-class _Turns(NamedTuple):
-    """A session's turns, and the ids of those that are only to be deleted: their tombstones hide them."""
+class Turns(NamedTuple):
+    """A session's turns: their owners and ids, how many a reader saw, and how many of those waited or ran.
 
-    rows: Sequence[Row[Any]]
-    left: Sequence[str]
+    Those of a long session are not deleted but left to `sweep`: their tombstones hide them.
+    """
+
+    owners: frozenset[str | None]
+    ids: Sequence[str]
+    seen: int
+    active: int
+    are_left: bool
 
 
 class SessionActiveError(Exception):
@@ -66,36 +72,71 @@ class OwnerNotAllowedError(Exception):
     """The session has no row of the actor's owners, or one of another owner; nothing may be committed."""
 
 
+async def look(conn: AsyncConnection, shape: Shape, session_id: str) -> Turns | None:
+    """What a long session holds, on SQLite alone; None for any other, which is deleted in the transaction itself.
+
+    It reads all the statuses, so it comes before the transaction, in pieces: without WAL a reader holds up a commit.
+    """
+    tasks = shape.tasks
+    places = (await conn.execute(select(tasks.c.rowid).where(tasks.c.context_id == session_id))).scalars().all()
+    if len(places) <= BATCH:
+        return None
+    rows: list[Row[Any]] = []
+    for start in range(0, len(places), _ID_BATCH):
+        rows += await _read(conn, shape, tasks.c.rowid.in_(places[start : start + _ID_BATCH]))
+    turns = _judge(rows, are_left=True)
+    return turns if len(rows) == len(turns.ids) else None
+
+
 async def retire(
-    conn: AsyncConnection, shape: Shape, session_id: str, actor: Actor, *, refuse_active: bool = False
+    conn: AsyncConnection,
+    shape: Shape,
+    before: Turns | None,
+    stands: bool,
+    session_id: str,
+    actor: Actor,
+    *,
+    refuse_active: bool = False,
 ) -> Outcome:
     """Deletes a session for good: its id has a tombstone from now on, whether it has turns or not.
 
-    Raises SessionActiveError or OwnerNotAllowedError: roll back.
+    `before` is what `look` found; it stands when nobody has committed since. Raises SessionActiveError or
+    OwnerNotAllowedError: roll back.
     """
     tombstone = {"session_id": session_id, "retired_at": datetime.now(UTC)}
     is_first = await _insert_once(conn, shape.side.session_tombstones, tombstone) > 0
-    turns = await _take(conn, shape, session_id)
+    turns = await _take(conn, shape, before, stands, session_id, exact=_is_judged(actor, refuse_active))
     await forget_positions(conn, shape, session_id)
-    seen = [turn for turn in turns.rows if turn.was_seen] if is_first else []
-    return await _settle(conn, shape, "retire", session_id, turns, seen, actor, refuse_active)
+    if not is_first:
+        turns = turns._replace(seen=0, active=0)
+    return await _settle(conn, shape, "retire", session_id, turns, actor, refuse_active)
 
 
 async def clear(
-    conn: AsyncConnection, shape: Shape, session_id: str, actor: Actor, *, refuse_active: bool = False
+    conn: AsyncConnection,
+    shape: Shape,
+    before: Turns | None,
+    stands: bool,
+    session_id: str,
+    actor: Actor,
+    *,
+    refuse_active: bool = False,
 ) -> Outcome:
     """Deletes a session's turns and keeps its id: each deleted task has a tombstone, a new turn appears again.
 
-    Raises AlreadyRetiredError, SessionActiveError or OwnerNotAllowedError: roll back.
+    `before` and `stands` as for `retire`. Raises AlreadyRetiredError, SessionActiveError or OwnerNotAllowedError: roll
+    back.
     """
     if await _any(conn, shape.side.session_tombstones.c.session_id == session_id):
         raise AlreadyRetiredError
-    turns = await _take(conn, shape, session_id)
-    if ids := _ids(turns.rows):
-        now = datetime.now(UTC)
-        await _insert_once(conn, shape.side.task_tombstones, [{"task_id": each, "cleared_at": now} for each in ids])
-    seen = [turn for turn in turns.rows if turn.was_seen]
-    return await _settle(conn, shape, "clear", session_id, turns, seen, actor, refuse_active)
+    turns = await _take(conn, shape, before, stands, session_id, exact=_is_judged(actor, refuse_active))
+    now = datetime.now(UTC)
+    if turns.are_left:
+        await _hide(conn, shape, session_id, now)
+    elif turns.ids:
+        rows = [{"task_id": each, "cleared_at": now} for each in turns.ids]
+        await _insert_once(conn, shape.side.task_tombstones, rows)
+    return await _settle(conn, shape, "clear", session_id, turns, actor, refuse_active)
 
 
 async def late_rows(conn: AsyncConnection, shape: Shape, since: timedelta | None) -> list[str]:
@@ -122,13 +163,17 @@ async def sweep(conn: AsyncConnection, shape: Shape, task_ids: Sequence[str]) ->
     return [row.context_id for row in deleted]
 
 
+def _is_judged(actor: Actor, refuse_active: bool) -> bool:
+    """What the turns are may forbid the deletion: they must be known as they are in the transaction."""
+    return refuse_active or actor.owners is not None
+
+
 async def _settle(
     conn: AsyncConnection,
     shape: Shape,
     action: str,
     session_id: str,
-    turns: _Turns,
-    seen: Sequence[Row[Any]],
+    turns: Turns,
     actor: Actor,
     refuse_active: bool,
 ) -> Outcome:
@@ -136,9 +181,8 @@ async def _settle(
 
     Turns that no reader saw any more, since an earlier deletion hid them, count for nothing.
     """
-    await _check_owners(conn, shape, action, session_id, turns.rows, actor)
-    active = sum(read_status(row.status).state in ACTIVE for row in seen)
-    if active and refuse_active:
+    await _check_owners(conn, shape, action, session_id, turns.owners, actor)
+    if turns.active and refuse_active:
         raise SessionActiveError
     await conn.execute(
         shape.side.retirements.insert().values(
@@ -146,21 +190,21 @@ async def _settle(
             token=actor.token,
             action=action,
             session_id=session_id,
-            turns_deleted=len(seen),
+            turns_deleted=turns.seen,
             request_id=actor.request_id,
         )
     )
-    return Outcome(len(seen), active, turns.left)
+    return Outcome(turns.seen, turns.active, turns.ids if turns.are_left else ())
 
 
 async def _check_owners(
-    conn: AsyncConnection, shape: Shape, action: str, session_id: str, deleted: Sequence[Row[Any]], actor: Actor
+    conn: AsyncConnection, shape: Shape, action: str, session_id: str, owners: frozenset[str | None], actor: Actor
 ) -> None:
     """A narrowed token changes only what it sees whole; its own repeated retirement finds no row and is fine."""
     if actor.owners is None:
         return
-    if deleted:
-        allowed = all(row.owner in actor.owners for row in deleted)
+    if owners:
+        allowed = owners <= actor.owners
     else:
         log = shape.side.retirements
         own = select(literal(1)).where(
@@ -175,22 +219,54 @@ async def _any(conn: AsyncConnection, where: ColumnElement[bool]) -> bool:
     return (await conn.execute(select(literal(1)).where(where).limit(1))).first() is not None
 
 
-async def _take(conn: AsyncConnection, shape: Shape, session_id: str) -> _Turns:
-    """Deletes a session's turns, or leaves them to `sweep`."""
+async def _take(
+    conn: AsyncConnection, shape: Shape, before: Turns | None, stands: bool, session_id: str, *, exact: bool
+) -> Turns:
+    """Deletes a session's turns, or leaves those of a long one to `sweep`.
+
+    Only where the answer hangs on it are they all read again under SQLite's lock: to count them takes an index alone.
+    """
     mine = shape.tasks.c.context_id == session_id
-    if shape.sqlite:  # whose write lock we hold: nothing is saved between this statement and the commit
-        turns = (await conn.execute(select(*_known(shape)).where(mine))).all()
-        if len(turns) > BATCH and len(ids := _ids(turns)) == len(turns):
-            return _Turns(turns, ids)
-    return _Turns(await _delete_turns(conn, shape, mine), ())
+    if before is None:
+        return _judge(await _delete_turns(conn, shape, mine), are_left=False)
+    if stands:
+        return before
+    if exact:
+        return _judge(await _read(conn, shape, mine), are_left=True)
+    count = select(func.count()).select_from(shape.tasks).where(mine, _was_seen(shape))
+    seen = (await conn.execute(count)).scalar_one()
+    return before._replace(seen=seen, active=min(before.active, seen))
+
+
+def _judge(rows: Sequence[Row[Any]], *, are_left: bool) -> Turns:
+    seen = [row for row in rows if row.was_seen]
+    active = sum(read_status(row.status).state in ACTIVE for row in seen)
+    return Turns(frozenset(row.owner for row in rows), _ids(rows), len(seen), active, are_left)
+
+
+async def _read(conn: AsyncConnection, shape: Shape, where: ColumnElement[bool]) -> Sequence[Row[Any]]:
+    return (await conn.execute(select(*_known(shape)).where(where))).all()
 
 
 def _known(shape: Shape) -> tuple[ColumnElement[Any], ...]:
-    """What is told of a deleted row."""
-    tasks, cleared = shape.tasks, shape.side.task_tombstones
+    """What is told of a row."""
+    tasks = shape.tasks
     owner = tasks.c.owner if "owner" in shape.columns else literal(None).label("owner")
-    was_seen = ~exists(select(literal(1)).where(cleared.c.task_id == tasks.c.id).correlate(tasks))
-    return (tasks.c.id, tasks.c.context_id, owner, shape.stored("status").label("status"), was_seen.label("was_seen"))
+    status, was_seen = shape.stored("status").label("status"), _was_seen(shape).label("was_seen")
+    return (tasks.c.id, tasks.c.context_id, owner, status, was_seen)
+
+
+def _was_seen(shape: Shape) -> ColumnElement[bool]:
+    """No earlier clear has hidden the row."""
+    cleared = shape.side.task_tombstones
+    return ~exists(select(literal(1)).where(cleared.c.task_id == shape.tasks.c.id).correlate(shape.tasks))
+
+
+async def _hide(conn: AsyncConnection, shape: Shape, session_id: str, now: datetime) -> None:
+    """Writes the tombstones of all tasks of a session on SQLite, in one statement: it holds the lock."""
+    ids = select(shape.tasks.c.id, literal(now, DateTime(timezone=True))).where(shape.tasks.c.context_id == session_id)
+    into = sqlite.insert(shape.side.task_tombstones).from_select(["task_id", "cleared_at"], ids)
+    await conn.execute(into.on_conflict_do_nothing())
 
 
 async def _delete_turns(conn: AsyncConnection, shape: Shape, where: ColumnElement[bool]) -> Sequence[Row[Any]]:

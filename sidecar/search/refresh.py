@@ -17,6 +17,7 @@ from sidecar.errors import Busy, ReadOnly, SearchUnavailable, TombstonesUnavaila
 from sidecar.search import index, words
 from sidecar.search.entries import FIELDS, Cells, read_texts
 from sidecar.search.index import Indexed, Survey
+from sidecar.sweeper import PAUSE_SECONDS
 from sidecar.wire import CELLS, plain
 from tombstones.state import FINISHED, read_status
 from tombstones.table import create_search_tables
@@ -191,6 +192,7 @@ class Refresher:
             work.is_clean = False
             for some in _slices(seqs, _TURNS_A_WRITE):
                 await self._database.write(index.prune, some)
+                await self._pause()
             number -= len(seqs)
 
     async def _register(self, work: _Work, found: Survey) -> list[int]:
@@ -198,6 +200,7 @@ class Refresher:
         for some in _slices(found.keys, 2 * _TURNS_A_WRITE):
             work.is_clean = False
             seqs += await self._database.write(index.register, some, first_seen=found.is_built)
+            await self._pause()
         return seqs
 
     async def _read(self, work: _Work, seqs: list[int]) -> bool:
@@ -220,6 +223,11 @@ class Refresher:
             stored = await self._database.write(index.store, words.fingerprint(), some)
             work.was_overtaken |= stored < len(some)
             work.done -= len(some) - stored
+
+    async def _pause(self) -> None:
+        """Leaves SQLite's lock to others between two writes; while text is analyzed it is free anyway."""
+        if self._database.is_sqlite:
+            await asyncio.sleep(PAUSE_SECONDS)
 
     @property
     def _is_digested(self) -> bool:
