@@ -18,6 +18,7 @@ check: $(VENV)/.test
 # `make bench BENCH="--rows 10000 1000000 --worst"`
 bench: $(VENV)/.bench
 	$(RUN)/python -m tests.bench $(BENCH)
+	$(RUN)/python -m tests.bench.search
 
 # An extra is installed once, and again when what the project needs changes.
 $(VENV)/.%: pyproject.toml
@@ -30,7 +31,8 @@ pins:
 	$(PYTHON) -m venv build/pins
 	build/pins/bin/python -m pip install --quiet pip-tools
 	CUSTOM_COMPILE_COMMAND="make pins" build/pins/bin/pip-compile --quiet --generate-hashes --strip-extras \
-		--no-emit-index-url --no-emit-find-links --extra fast --extra metrics --extra rich \
+		--no-emit-index-url --no-emit-find-links \
+		--extra fast --extra metrics --extra rich --extra search --extra mcp \
 		--output-file deploy/requirements.txt pyproject.toml
 
 # Known vulnerabilities of the pins. It asks an advisory service on the network, so it is no part of CI.

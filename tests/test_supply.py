@@ -27,7 +27,7 @@ def pins() -> dict[str, str]:
 def test_every_pin_has_hashes_and_no_source() -> None:
     """Each requirement is one exact version with SHA-256 hashes; no line says where to get it."""
     requirements = re.split(r"\n(?=[a-z])", re.sub(r"^ *#.*\n", "", PINS.read_text("utf-8"), flags=re.M).strip())
-    assert len(pins()) == len(requirements) <= 30
+    assert len(pins()) == len(requirements) <= 50
     pinned = re.compile(r"[a-z0-9.-]+==\S+( \\\n    --hash=sha256:[0-9a-f]{64})+")
     assert [] == [each for each in requirements if not pinned.fullmatch(each)]
 

@@ -4,6 +4,7 @@ Every hit comes from a join of the index with the live row, which is neither ret
 statement: the index can lack a turn for a moment, and never bring one back.
 """
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,14 +18,14 @@ from sqlalchemy import (
     Integer,
     ScalarSelect,
     Select,
+    String,
     Text,
     and_,
-    case,
     exists,
+    func,
     literal,
     literal_column,
     select,
-    true,
     union_all,
 )
 
@@ -68,15 +69,14 @@ async def find(
     found: list[Hit] = []
     fields = rows + _FIELDS_MORE
     while True:
-        values = {"wanted": wanted, "after": after, "fields": fields, "rows": rows}
-        # the rarest words are one field's, the commonest every field's
-        async with conn.planned_anew():
-            looked_at = await conn.fetch(_hits(shape, scope), values)
-        places = [row.place for row in looked_at if row.place % FIELDS_A_TURN != TITLE]
-        reached = min(places) if len(places) == fields else 0
+        async with conn.planned_anew():  # the rarest words are one field's, the commonest every field's
+            places = await conn.fetch(_places(shape), {"wanted": wanted, "after": after, "fields": fields})
+        listed: Any = [row.place for row in places]
+        reached = listed[-1] if len(listed) == fields else 0
+        values = {"places": json.dumps(listed) if shape.sqlite else listed, "wanted": wanted, "after": after}
+        rows_found = await conn.fetch(_hits(shape, scope), {**values, "rows": rows})
         # a title that counts as an older turn than was reached comes later
-        hits = [_hit(row) for row in looked_at if row.is_seen and row.at >= reached]
-        found += sorted(hits, key=lambda hit: -hit.at)
+        found += sorted((_hit(row) for row in rows_found if row.at >= reached), key=lambda hit: -hit.at)
         if len(found) >= rows or not reached:
             return found[:rows]
         after, fields = reached, min(fields * 4, _FIELDS_MOST)
@@ -87,29 +87,44 @@ def _hit(row: Any) -> Hit:
     return Hit(row.at, row.seq, field, row.task_id, row.context_id, row.position, row.marker, row.title)
 
 
+def _is_title(shape: Shape) -> ColumnElement[bool]:
+    return shape.search.place.bitwise_and(literal_column(str(FIELDS_A_TURN - 1))) == literal_column(str(TITLE))
+
+
+@lru_cache(STATEMENTS_KEPT)
+def _places(shape: Shape) -> Select[Any]:
+    """The newest fields but titles that hold the words, whoever may see them."""
+    place = shape.search.place
+    found = select(place.label("place")).where(
+        _holds(shape), ~_is_title(shape), place < parameter("after", BigInteger())
+    )
+    return found.order_by(place.desc()).limit(parameter("fields", Integer()))
+
+
 @lru_cache(STATEMENTS_KEPT)
 def _hits(shape: Shape, scope: Scope) -> Select[Any]:
-    """Which fields are looked at is settled first: no planner can know how many of them may be seen."""
-    turns, place, after = shape.search.turns, shape.search.place, parameter("after", BigInteger())
-    is_title = place.bitwise_and(literal_column(str(FIELDS_A_TURN - 1))) == literal_column(str(TITLE))
-    columns = (turns.c.seq, turns.c.task_id, turns.c.context_id, turns.c.position, turns.c.marker)
-    is_seen = and_(~turns.c.incognito, shape.has_prefix(scope.prefix, turns), _is_seen(shape, scope, turns))
-
-    newest = select(place.label("place")).where(_holds(shape), ~is_title, place < after).order_by(place.desc())
-    fields = newest.limit(parameter("fields", Integer())).cte("fields").prefix_with("MATERIALIZED")
-    texts = select(fields.c.place.label("at"), fields.c.place, *columns, is_seen.label("is_seen"))
-    texts = texts.join_from(fields, turns, turns.c.seq == fields.c.place // FIELDS_A_TURN)
-
-    titled = select(place.label("place")).where(_holds(shape), is_title).cte("titled").prefix_with("MATERIALIZED")
+    """Those of the fields that may be seen, and the titles that hold the words."""
+    place, after = shape.search.place, parameter("after", BigInteger())
+    if shape.sqlite:
+        given = func.json_each(parameter("places", String())).table_valued("value")
+    else:
+        given = func.unnest(parameter("places", ARRAY(BigInteger))).table_valued("value").render_derived(name="given")
+    titled = select(place.label("place")).where(_holds(shape), _is_title(shape)).subquery("titled")
+    # materialized: whether a turn may be seen is to be asked for these alone
+    fields = _turns_at(shape, given.c.value).select_from(given).cte("fields").prefix_with("MATERIALIZED")
+    titles = _turns_at(shape, titled.c.place).select_from(titled).cte("titles").prefix_with("MATERIALIZED")
+    texts = select(fields.c.place.label("at"), fields).where(_is_seen(shape, scope, fields))
     # a title counts as its conversation's newest turn, and only while no older turn of it has one
-    at = _newest(shape, scope) * FIELDS_A_TURN + TITLE
-    titles = select(at.label("at"), titled.c.place, *columns, true().label("is_seen"))
-    titles = titles.join_from(titled, turns, turns.c.seq == titled.c.place // FIELDS_A_TURN)
-    firsts = titles.where(is_seen, ~_has_older_title(shape, scope)).subquery("firsts")
+    at = _newest(shape, scope, titles) * FIELDS_A_TURN + TITLE
+    firsts = (
+        select(at.label("at"), titles)
+        .where(_is_seen(shape, scope, titles), ~_has_older_title(shape, scope, titles))
+        .subquery("firsts")
+    )
     page = select(firsts).where(firsts.c.at < after).order_by(firsts.c.at.desc())
     page_of_titles = page.limit(parameter("rows", Integer())).subquery("page_of_titles")
     both = union_all(texts, select(page_of_titles)).subquery("both")
-    return select(both, case((both.c.is_seen, title_of(shape, scope, both.c.context_id))).label("title"))
+    return select(both, title_of(shape, scope, both.c.context_id).label("title"))
 
 
 def _holds(shape: Shape) -> ColumnElement[bool]:
@@ -120,33 +135,38 @@ def _holds(shape: Shape) -> ColumnElement[bool]:
     return lexemes.c.lexemes.op("@>")(parameter("wanted", ARRAY(Text)))
 
 
+def _turns_at(shape: Shape, place: ColumnElement[int]) -> Select[Any]:
+    """The registered turns of places."""
+    turns = shape.search.turns
+    names = ("seq", "task_id", "context_id", "position", "marker", "incognito")
+    found = select(place.label("place"), *(turns.c[name] for name in names))
+    return found.where(turns.c.seq == place // FIELDS_A_TURN)
+
+
 def _is_seen(shape: Shape, scope: Scope, turn: FromClause) -> ColumnElement[bool]:
-    """The turn's row is there and may be seen; a limit keeps PostgreSQL from making a join of the look-up."""
+    """The turn is of the scope, and its row is there and may be seen."""
     row = shape.tasks.alias("row")
     mine = select(literal(1)).where(is_row(shape, turn, row), shape.alive(row), shape.owned_by(scope.owners, row))
-    return mine.limit(1).scalar_subquery().is_not(None)
+    # a limit keeps PostgreSQL from making a join of the look-up
+    has_row = mine.limit(1).scalar_subquery().is_not(None)
+    return and_(~turn.c.incognito, shape.has_prefix(scope.prefix, turn), has_row)
 
 
-def _turn(shape: Shape, scope: Scope, context_id: Any, name: str) -> tuple[FromClause, ColumnElement[bool]]:
-    """Another turn of the conversation, and that it may be seen."""
-    turn = shape.search.turns.alias(name)
-    return turn, and_(turn.c.context_id == context_id, ~turn.c.incognito, _is_seen(shape, scope, turn))
+def _newest(shape: Shape, scope: Scope, of: FromClause) -> ScalarSelect[int]:
+    turn = shape.search.turns.alias("newest")
+    found = select(turn.c.seq).where(turn.c.context_id == of.c.context_id, _is_seen(shape, scope, turn))
+    return found.order_by(turn.c.position.desc()).limit(1).scalar_subquery()
 
 
-def _newest(shape: Shape, scope: Scope) -> ScalarSelect[int]:
-    turn, is_seen = _turn(shape, scope, shape.search.turns.c.context_id, "newest")
-    return select(turn.c.seq).where(is_seen).order_by(turn.c.position.desc()).limit(1).scalar_subquery()
-
-
-def _has_older_title(shape: Shape, scope: Scope) -> ColumnElement[bool]:
-    turns = shape.search.turns
-    turn, is_seen = _turn(shape, scope, turns.c.context_id, "older")
-    is_older = and_(turn.c.position < turns.c.position, turn.c.title.is_not(None))
-    return exists(select(literal(1)).select_from(turn).where(is_older, is_seen))
+def _has_older_title(shape: Shape, scope: Scope, of: FromClause) -> ColumnElement[bool]:
+    turn = shape.search.turns.alias("older")
+    is_older = and_(turn.c.context_id == of.c.context_id, turn.c.position < of.c.position, turn.c.title.is_not(None))
+    return exists(select(literal(1)).select_from(turn).where(is_older, _is_seen(shape, scope, turn)))
 
 
 def title_of(shape: Shape, scope: Scope, context_id: Any) -> ScalarSelect[str]:
     """The title of a conversation: that of its first visible turn that has one."""
-    turn, is_seen = _turn(shape, scope, context_id, "titled_turn")
-    found = select(turn.c.title).where(turn.c.title.is_not(None), is_seen)
+    turn = shape.search.turns.alias("titled_turn")
+    mine = and_(turn.c.context_id == context_id, turn.c.title.is_not(None))
+    found = select(turn.c.title).where(mine, _is_seen(shape, scope, turn))
     return found.order_by(turn.c.position).limit(1).scalar_subquery()

@@ -109,11 +109,11 @@ def page(found: Mapping[str, Findings], rows: tuple[int, int], command: str, bus
         "",
         f"`{command}`, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. A goal that was missed is bold.",
         "",
-        *_table(["what", "goal", *found], goals),
+        *table_of(["what", "goal", *found], goals),
         "",
         "## Measured",
         "",
-        *_table(["what", *found], measured),
+        *table_of(["what", *found], measured),
         "",
         "## How",
         "",
@@ -151,7 +151,8 @@ def _digits(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 or value == 0 else f"{value:.3g}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def table_of(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A table in Markdown, line by line."""
     marks = ["---", *("---:" for _ in head[1:])]
     return ["| " + " | ".join(each) + " |" for each in (head, marks, *rows)]
 
