@@ -118,8 +118,8 @@ class Database:
         """Has the next read look at the schema again, after a writer has changed it."""
         self._shape = None
 
-    async def version(self) -> Hashable | None:
-        """What stands until somebody commits to the SQLite file; None for any other store."""
+    async def version(self) -> tuple[Hashable, Hashable] | None:
+        """Which SQLite file it is, and what stands until somebody commits to it; None for any other store."""
         return None if self._sentinel is None else await self._sentinel.version()
 
     async def read(self, work: Read[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -27,8 +27,8 @@ class Sentinel:
         self._opened = 0
         self._asking = asyncio.Lock()
 
-    async def version(self) -> Hashable | None:
-        """What stands until the next commit, or None when it cannot be told; to be asked before the answer is read."""
+    async def version(self) -> tuple[Hashable, Hashable] | None:
+        """The file, and what stands until the next commit, or None when it cannot be told; ask before you read."""
         try:
             async with self._asking:
                 (row,) = await (await self._current()).execute_fetchall("PRAGMA data_version")

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -346,8 +347,10 @@ async def test_a_cleared_session_goes_on_at_the_next_position(store: rig.Store, 
     assert (fresh, 4) == (match["turn_public_id"], match["position"])
 
 
-async def test_positions_are_kept_when_the_producer_deletes(store: rig.Store, sidecar: httpx.AsyncClient) -> None:
-    """Retention takes turns away; the others keep their positions, and no word of those gone stays."""
+async def test_positions_are_kept_when_the_producer_deletes(
+    store: rig.Store, sidecar: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention takes turns away; the others keep their positions, and no word of those gone stays for long."""
     task_ids = [await store.turn("chat-a", prompt=None, text=f"zebra {n}") for n in range(3)]
     assert 3 == len(await found(sidecar, "zebra"))
     await store.delete(task_ids[0])
@@ -355,7 +358,10 @@ async def test_positions_are_kept_when_the_producer_deletes(store: rig.Store, si
     fresh = await store.turn("chat-a", prompt=None, text="zebra 3")
     matches = [(each["turn_public_id"], each["position"]) for each in await every_match(sidecar, "zebra")]
     assert [(fresh, 4), (task_ids[1], 2)] == matches
-    assert [2, 2, 1] == await indexed_rows(store)
+    monkeypatch.setattr("sidecar.search.refresh.time.monotonic", lambda: time.perf_counter() + 1e6)
+    await store.turn("chat-a", prompt=None, text="a minute later")
+    assert 2 == len(await found(sidecar, "zebra"))
+    assert [3, 3, 1] == await indexed_rows(store)
 
 
 async def test_a_turn_that_moves_to_another_context_is_new_there(store: rig.Store, sidecar: httpx.AsyncClient) -> None:

@@ -90,7 +90,8 @@ def search_tables(name: str, schema: str | None, dialect: str) -> SearchTables:
             column("lexemes", Text),
             column(names[2], Text),
         )
-        ddl = [_fts5(names[2])]
+        unfinished = Index(f"{name}_search_unfinished", turns.c.task_id, sqlite_where=turns.c.settled.is_(None))
+        ddl = [_create(unfinished, dialect), _fts5(names[2])]
     else:
         stored = Table(
             names[2],

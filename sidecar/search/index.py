@@ -7,11 +7,11 @@ on SQLite, where a finished turn counts as unchanged while its `last_updated` st
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     ARRAY,
@@ -42,6 +42,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.types import TypeEngine
 
 from sidecar.reading import STATEMENTS_KEPT, Reading, parameter
 from sidecar.search.entries import FIELDS
@@ -58,20 +59,29 @@ AFTER_ALL = 2**60
 """A seq that no turn reaches."""
 
 
+class Horizon(NamedTuple):
+    """What tells the rows that may have changed since a survey: PostgreSQL's transactions, SQLite's rows and times."""
+
+    transaction: int | None
+    row: int | None
+    time: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class Survey:
     """How far the index is behind: the next keys to register and turns to read, how many of each there are in all,
-    how many turns there are to be found, and how many registered ones have no row any more. `is_built`: some were read
-    before.
+    how many turns are registered, and how many of these have no row any more, if everything was looked at. `is_built`:
+    some were read before.
     """
 
     keys: list[Any]
     seqs: list[int]
     unregistered: int
     outdated: int
-    turns: int
+    registered: int
     orphans: int
     is_built: bool
+    horizon: Horizon
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +97,17 @@ class Indexed:
     fields: dict[str, frozenset[str]]
 
 
-async def version(conn: Reading, shape: Shape) -> str | None:
-    """What stands on PostgreSQL until any transaction begins or ends; None on SQLite."""
+async def version(conn: Reading, shape: Shape) -> tuple[Hashable, Hashable] | None:
+    """Which PostgreSQL it is, and what stands there until any transaction begins or ends; None on SQLite."""
     if shape.sqlite:
         return None
-    (row,) = await conn.fetch(_SNAPSHOT)
-    return str(row.snapshot)
+    (row,) = await conn.fetch(_VERSION)
+    return row.started, row.snapshot
 
 
-_SNAPSHOT = select(cast(func.txid_current_snapshot(), Text).label("snapshot"))
+_VERSION = select(
+    func.pg_postmaster_start_time().label("started"), cast(func.txid_current_snapshot(), Text).label("snapshot")
+)
 
 
 async def is_begun(conn: Reading, shape: Shape) -> bool:
@@ -104,22 +116,32 @@ async def is_begun(conn: Reading, shape: Shape) -> bool:
 
 
 async def survey(
-    conn: Reading, shape: Shape, fingerprint: str, below: int = AFTER_ALL, context_id: str | None = None
+    conn: Reading,
+    shape: Shape,
+    fingerprint: str,
+    since: Horizon | None,
+    below: int = AFTER_ALL,
+    context_id: str | None = None,
 ) -> Survey:
-    """Compares the index with the table, or with one context of it; of registered turns, with those before a place.
+    """Compares the index with the table, with what may have changed in it, or with one context of it.
 
-    Keys are rowids on SQLite and ids on PostgreSQL, in the order of creation; turns to be read come newest first.
+    Of registered turns it names those before a place. Keys are rowids on SQLite and ids on PostgreSQL, in the order of
+    creation; turns to be read come newest first.
     """
     values = {"fingerprint": fingerprint, "below": below, "context_id": context_id, "rows": KEYS_AT_ONCE}
-    *listed, counts = await conn.fetch(_survey(shape, context_id is not None), values)
+    if since is not None:
+        values |= since._asdict()
+    *listed, counts = await conn.fetch(_survey(shape, context_id is not None, since is not None), values)
+    has_all = since is None and context_id is None
     return Survey(
         [row.key for row in listed if row.seq is None],
         [row.seq for row in listed if row.seq is not None],
         counts.unregistered,
         counts.outdated,
-        counts.rows - counts.missing + counts.unregistered,
-        max(counts.stored - counts.rows + counts.missing, 0),
+        counts.registered,
+        max(counts.registered - counts.table_rows + counts.missing, 0) if has_all else 0,
         bool(counts.is_built),
+        Horizon(counts.transaction, counts.row, counts.time),
     )
 
 
@@ -168,7 +190,10 @@ async def register(conn: AsyncConnection, shape: Shape, keys: Sequence[Any], *, 
     A key that is gone, hidden or registered by another meanwhile gets none.
     """
     await _alone(conn, shape)
-    turns, contexts = shape.search.turns, shape.search.contexts
+    turns, contexts, tasks = shape.search.turns, shape.search.contexts, shape.tasks
+    key = tasks.c.rowid if shape.sqlite else tasks.c.id
+    moved = and_(turns.c.task_id == tasks.c.id, turns.c.context_id != tasks.c.context_id, key.in_(keys))
+    await forget(conn, shape, exists(select(literal(1)).select_from(tasks).where(moved)))
     last = (await conn.execute(select(func.coalesce(func.max(turns.c.seq), 0)))).scalar_one()
     now = datetime.now(UTC) if first_seen else None
     columns = ("seq", "task_id", "context_id", "position", "first_seen", "marker", "fingerprint", "incognito")
@@ -260,12 +285,18 @@ def _is_outdated(shape: Shape) -> ColumnElement[bool]:
     return or_(read_otherwise, turns.c.settled.is_distinct_from(func.coalesce(shape.last_updated, "")))
 
 
-_COUNTS = ("unregistered", "outdated", "missing", "rows", "stored")
+_COUNTS: dict[str, TypeEngine[Any]] = {
+    **dict.fromkeys(("unregistered", "outdated", "missing", "table_rows", "registered"), BigInteger()),
+    "is_built": Boolean(),
+    "transaction": BigInteger(),
+    "row": BigInteger(),
+    "time": Text(),
+}
 
 
 @lru_cache(STATEMENTS_KEPT)
-def _survey(shape: Shape, of_context: bool) -> Any:
-    """What is to be done, and in the last row the counts, in one pass over the table."""
+def _survey(shape: Shape, of_context: bool, is_partial: bool) -> Any:
+    """What is to be done, and in the last row the counts, in one pass."""
     turns, tasks = shape.search.turns, shape.tasks
     key = tasks.c.rowid if shape.sqlite else tasks.c.id
     creation = [column.label(f"creation_{number}") for number, column in enumerate(_creation(shape))]
@@ -276,24 +307,56 @@ def _survey(shape: Shape, of_context: bool) -> Any:
     found = found.where(or_(is_unregistered, and_(turns.c.seq < parameter("below", BigInteger()), _is_outdated(shape))))
     if of_context:
         found = found.where(tasks.c.context_id == parameter("context_id", String()))
+    elif is_partial:
+        found = found.where(_may_have_changed(shape))
     behind = found.cte("behind").prefix_with("MATERIALIZED")
     newest_first = func.coalesce(-behind.c.seq, -AFTER_ALL)
     order = [newest_first, *(behind.c[column.name] for column in creation)]
     listed = select(behind.c.key, behind.c.seq).where(behind.c.is_seen).order_by(*order)
     page = listed.limit(parameter("rows", Integer())).subquery("page")
-    counts = select(
-        null().label("key"),
-        null().label("seq"),
-        func.count(case((and_(behind.c.is_seen, behind.c.seq.is_(None)), 1))).label("unregistered"),
-        func.count(case((and_(behind.c.is_seen, behind.c.seq.is_not(None)), 1))).label("outdated"),
-        func.count(case((behind.c.seq.is_(None), 1))).label("missing"),
-        select(func.count()).select_from(tasks).scalar_subquery().label("rows"),
-        select(func.count()).select_from(turns).scalar_subquery().label("stored"),
-        exists(select(literal(1)).where(turns.c.marker != NO_MARKER)).label("is_built"),
+    counts = {
+        "unregistered": func.count(case((and_(behind.c.is_seen, behind.c.seq.is_(None)), 1))),
+        "outdated": func.count(case((and_(behind.c.is_seen, behind.c.seq.is_not(None)), 1))),
+        "missing": func.count(case((behind.c.seq.is_(None), 1))),
+        "table_rows": null() if is_partial else select(func.count()).select_from(tasks).scalar_subquery(),
+        "registered": select(func.count()).select_from(turns).scalar_subquery(),
+        "is_built": exists(select(literal(1)).where(turns.c.marker != NO_MARKER)),
+        **_horizon(shape),
+    }
+    last = (cast(counts[name], kind).label(name) for name, kind in _COUNTS.items())
+    blanks = (cast(null(), kind).label(name) for name, kind in _COUNTS.items())
+    none = (null().label("key"), null().label("seq"))
+    return union_all(select(page.c.key, page.c.seq, *blanks), select(*none, *last).select_from(behind))
+
+
+def _horizon(shape: Shape) -> dict[str, ColumnElement[Any]]:
+    if not shape.sqlite:
+        # whatever is not seen by this statement comes from this transaction or a later one
+        oldest = func.txid_snapshot_xmin(func.txid_current_snapshot())
+        return {"transaction": oldest, "row": null(), "time": null()}
+    latest = {"row": shape.tasks.c.rowid, "time": shape.last_updated}
+    newest = {name: select(func.max(column)).scalar_subquery() for name, column in latest.items()}
+    return {"transaction": null(), **newest}
+
+
+def _may_have_changed(shape: Shape) -> ColumnElement[bool]:
+    """Rows saved since the horizon. On SQLite: new ones, those as late, and those that had not ended."""
+    tasks = shape.tasks
+    if not shape.sqlite:
+        begun = func.txid_snapshot_xmax(func.txid_current_snapshot()) - parameter("transaction", BigInteger())
+        return func.age(tasks.c.xmin) <= begun + _BEGUN_MEANWHILE
+    unfinished = select(shape.search.turns.c.task_id).where(shape.search.turns.c.settled.is_(None))
+    as_late = [tasks.c.last_updated >= parameter("time", Text())] if "last_updated" in shape.columns else []
+    return or_(
+        tasks.c.rowid > parameter("row", BigInteger()),
+        tasks.c.id.in_(unfinished),
+        *as_late,
+        shape.undated(),
     )
-    blanks: list[ColumnElement[Any]] = [cast(null(), BigInteger).label(name) for name in _COUNTS]
-    blanks.append(cast(null(), Boolean).label("is_built"))
-    return union_all(select(page.c.key, page.c.seq, *blanks), counts.select_from(behind))
+
+
+# transactions between the statement's snapshot and its first look at their counter
+_BEGUN_MEANWHILE = 100
 
 
 _TIMESTAMP: ColumnElement[str] = literal_column(r"""'"timestamp"\s*:\s*"([^"]*)"'""")

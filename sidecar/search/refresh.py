@@ -16,7 +16,7 @@ from sidecar.db import Database, UnforeseenFaultError
 from sidecar.errors import Busy, ReadOnly, SearchUnavailable, TombstonesUnavailable
 from sidecar.search import index, words
 from sidecar.search.entries import FIELDS, Cells, read_texts
-from sidecar.search.index import Indexed, Survey
+from sidecar.search.index import Horizon, Indexed, Survey
 from sidecar.sweeper import PAUSE_SECONDS
 from sidecar.wire import CELLS, plain
 from tombstones.state import FINISHED, read_status
@@ -24,7 +24,7 @@ from tombstones.table import create_search_tables
 
 WORK_SECONDS = 2.0
 """How long a search works on the index before it answers with what is indexed."""
-SWEEP_EVERY_SECONDS = 60.0
+LOOK_EVERY_SECONDS = 60.0
 SWEEP_SECONDS = 0.25
 _ROWS_A_READ = 64
 _BYTES_A_READ = 2**22
@@ -93,11 +93,15 @@ class Refresher:
         self._known = Availability(0, 0, "all")
         self._seen: Hashable = None
         self._is_checked = False
+        # what a survey of this file or server may leave out, and when one looks at everything again
+        self._instance: Hashable = None
+        self._horizon: Horizon | None = None
+        self._look_at_all = 0.0
         # the look at every turn of a SQLite file: how far it is, of which version it is, and was the last one
         self._swept_to = index.AFTER_ALL
         self._sweeping: Hashable = None
         self._swept: Hashable = None
-        self._sweep_at = time.monotonic() + SWEEP_EVERY_SECONDS
+        self._sweep_at = time.monotonic() + LOOK_EVERY_SECONDS
 
     async def refresh(
         self,
@@ -124,6 +128,8 @@ class Refresher:
         version = await self._version()
         if version is None or version != self._seen:
             await self._begin()
+            if version is None or self._instance != version[0]:
+                self._instance, self._horizon = version and version[0], None
             self._seen = None
             await self._take_in(work, first)
             if work.is_clean and not work.pending:  # what we store ourselves moves the version, too
@@ -134,8 +140,8 @@ class Refresher:
             self._known = replace(self._known, checked="all" if self._swept == version else "changed")
         return self._known
 
-    async def _version(self) -> Hashable:
-        """What stands until anybody commits; None when it cannot be told."""
+    async def _version(self) -> tuple[Hashable, Hashable] | None:
+        """Which file or server it is, and what stands there until anybody commits; None when it cannot be told."""
         return await self._database.version() or await self._database.read(index.version)
 
     async def _begin(self) -> None:
@@ -158,34 +164,41 @@ class Refresher:
 
     async def _take_in(self, work: _Work, first: str | None) -> None:
         """Registers what is new, oldest first, and then reads what is outdated, newest first."""
-        found = await self._survey()
-        work.turns, work.todo = found.turns, found.unregistered + found.outdated
+        if time.monotonic() >= self._look_at_all:
+            self._horizon = None
+        found = first_look = await self._survey(self._horizon)
+        work.turns, work.todo = found.registered + found.unregistered, found.unregistered + found.outdated
         try:
             await self._prune(work, found.orphans)
             seqs = await self._register(work, found)
             while found.unregistered > len(found.keys) and not work.is_over:
-                found = await self._survey()
+                found = await self._survey(self._horizon)
                 seqs = await self._register(work, found)
-            if first is not None:
-                await self._read(work, (await self._survey(context_id=first)).seqs)
+            if first is not None and work.todo > _ROWS_A_READ:
+                await self._read(work, (await self._survey(None, context_id=first)).seqs)
                 work.done = 0  # those are not behind any more
             seqs = sorted(found.seqs + seqs, reverse=True)
             while not work.is_over and await self._read(work, seqs):
                 if found.unregistered + found.outdated <= index.KEYS_AT_ONCE and not work.was_overtaken:
                     work.done = work.todo
+                    if self._horizon is None:
+                        self._look_at_all = time.monotonic() + LOOK_EVERY_SECONDS
+                    self._horizon = first_look.horizon
                     return
                 below = index.AFTER_ALL if work.was_overtaken else min(seqs, default=index.AFTER_ALL)
                 work.was_overtaken = False
-                found = await self._survey(below)
+                found = await self._survey(self._horizon, below)
                 seqs = sorted(found.seqs, reverse=True)
         except Busy:  # what is indexed can be searched all the same
             work.is_clean = False
         except ReadOnly as error:
             raise SearchUnavailable(f"The search index cannot be written. {error.detail}") from error
 
-    async def _survey(self, below: int = index.AFTER_ALL, context_id: str | None = None) -> Survey:
+    async def _survey(
+        self, since: Horizon | None, below: int = index.AFTER_ALL, context_id: str | None = None
+    ) -> Survey:
         fingerprint = await asyncio.to_thread(words.fingerprint)
-        return await self._database.read(index.survey, fingerprint, below, context_id)
+        return await self._database.read(index.survey, fingerprint, since, below, context_id)
 
     async def _prune(self, work: _Work, number: int) -> None:
         while number > 0 and not work.is_over and (seqs := await self._database.read(index.orphans)):
@@ -249,7 +262,7 @@ class Refresher:
                     self._swept_to = some[-1]
             if not work.is_over:
                 self._swept_to, self._swept = index.AFTER_ALL, self._sweeping
-                self._sweep_at = time.monotonic() + SWEEP_EVERY_SECONDS
+                self._sweep_at = time.monotonic() + LOOK_EVERY_SECONDS
         except (Busy, ReadOnly):  # the next search meets it, too
             return
 
