@@ -258,10 +258,15 @@ def tombstones(flags: Flags, limit: int, as_json: bool) -> None:
 @store_settings
 @json_flag
 def sweep(flags: Flags, as_json: bool) -> None:
-    """Delete the turns that were saved after their session was retired or cleared."""
-    from sidecar.sweeper import sweep_all
+    """Delete the turns that were saved after their session was retired or cleared, and what the index kept of any."""
+    from sidecar.sweeper import compact_index, sweep_all
 
-    number = on_database(configured(flags), sweep_all)
+    async def sweep_and_compact(database: "Database") -> int:
+        number = await sweep_all(database)
+        await compact_index(database, None)
+        return number
+
+    number = on_database(configured(flags), sweep_and_compact)
     if show.wants_json(as_json):
         show.document({"turns_swept": number})
     else:

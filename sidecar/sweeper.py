@@ -9,6 +9,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 from sqlalchemy import func, select
@@ -16,7 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sidecar import observe
 from sidecar.db import Database
-from sidecar.errors import SidecarError
+from sidecar.errors import ReadOnly, SidecarError
+from tombstones.forget import compact
 from tombstones.retire import BATCH, late_rows, sweep
 from tombstones.table import Shape
 
@@ -45,12 +47,30 @@ async def delete_hidden(database: Database, task_ids: Sequence[str]) -> Counter[
     return deleted
 
 
+async def compact_index(database: Database, done: int | None) -> int | None:
+    """Takes the words of deleted turns out of SQLite's search index, in steps, when there was a deletion after `done`.
+
+    Answers the newest deletion that is done. Raises a SidecarError.
+    """
+    newest = await database.maintain(_newest_deletion) if database.is_sqlite else None
+    if newest == done:
+        return done
+    with suppress(ReadOnly):  # whoever deleted can write, and compacts
+        is_over = await database.write(compact, begins=True)
+        while not is_over:
+            await asyncio.sleep(PAUSE_SECONDS)
+            is_over = await database.write(compact, begins=False)
+    return newest
+
+
 async def sweep_forever(database: Database) -> None:
     """Sweeps what is recent, once a minute, not in step with other sidecars; a failed round waits for the next."""
+    compacted = None
     while True:
         await asyncio.sleep(INTERVAL_SECONDS * random.uniform(0.75, 1.25))  # noqa: S311  # jitter, no secret
         try:
             await sweep_all(database, RECENT)
+            compacted = await compact_index(database, compacted)
         except SidecarError as error:
             observe.emit(observe.Note(logging.WARNING, f"late rows were not swept: {error.code}"))
         except Exception as error:  # nobody foresaw it, but the next round must come
@@ -59,6 +79,13 @@ async def sweep_forever(database: Database) -> None:
 
 async def _late_rows(conn: AsyncConnection, shape: Shape, since: timedelta | None) -> list[str]:
     return [] if shape.missing_side_tables else await late_rows(conn, shape, since)
+
+
+async def _newest_deletion(conn: AsyncConnection, shape: Shape) -> int | None:
+    if shape.missing_side_tables:
+        return None
+    newest: int | None = (await conn.execute(select(func.max(shape.side.retirements.c.id)))).scalar_one()
+    return newest
 
 
 async def _sweep_alone(conn: AsyncConnection, shape: Shape, task_ids: Sequence[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """The public failure cases of readers like ours (C01 … C44), each as its whole kind, through the front door.
 
-Left to the issue that brings search: C10, C11, the window of C30, and the search halves of C05, C06, C21, C22, C35.
+Of those that search meets, `tests/test_search.py` has the Chinese of C11, the rows of C35 and the answer of C30, whose
+window is in `tests/test_history.py`.
 """
 
 import asyncio
@@ -28,7 +29,11 @@ from google.protobuf.json_format import ParseDict  # type: ignore[import-untyped
 
 from sidecar import index, sweeper
 from sidecar.routes import SESSION, SESSIONS, TURNS
+from sidecar.search.routes import TOOLS
 from tests import rig
+from tests.test_search import every_match, found, search
+from tests.test_search_routes import SEARCHING, window
+from tests.test_tools import call
 
 NAMES = ("0.3.26", "1.3.0", "mixed-0.3.26-to-1.3.0")
 PARKED = {"input-required", "auth-required"}
@@ -330,6 +335,20 @@ async def test_c09_chunks_are_joined_with_nothing(seed: int, store: rig.Store, s
     assert [whole] == [turn["text"] for turn in await turns(sidecar, "chat-a")]
 
 
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_c10_words_across_chunks_are_found(seed: int, store: rig.Store, sidecar: httpx.AsyncClient) -> None:
+    """C10: however a text was cut into chunks, each of its words is found, and no piece of one."""
+    dice = random.Random(seed)
+    words = ["deployment", "rollback", "人工智能", "checkout", "研究", "café", "user@example.org", "v1.2.3"]
+    whole = " ".join(dice.choices(words, k=60)) + " " + " ".join(words)
+    cuts = [0, *sorted(dice.choices(range(len(whole)), k=40)), len(whole)]
+    task_id = await store.turn("chat-a", prompt=None, text=[whole[a:b] for a, b in itertools.pairwise(cuts)])
+    for word in words:
+        assert [(task_id, "content")] == await found(sidecar, word), word
+    for piece in ("depl", "ment", "check", "out", "back", "人工智"):
+        assert [] == await found(sidecar, piece), piece
+
+
 EMPTIES = ["null", None, "[]", " null ", "[ ]"]
 
 
@@ -414,16 +433,26 @@ async def test_c44_large_payloads_weigh_nothing_in_the_index(store: rig.Store, s
 
 # --- tombstones: C05, C06, C07, C33, C34, C35 -----------------------------------------------------------------------
 
-QUERIES = ("", "?limit=200", "?parked=true", "?order=created", f"?q={SECRET[:6]}")
+QUERIES = ("", "?limit=200", "?parked=true", "?order=created", "?include_execution=true", "?after_position=0")
+WORDS = "?query=launch+code&include_auxiliary=true"
 
 
-async def every_answer(client: httpx.AsyncClient, session_id: str) -> list[httpx.Response]:
-    """The answers of all readable routes: those of seed 003 and whatever else is published."""
+async def every_answer(client: httpx.AsyncClient, session_id: str, task_id: str = "none") -> list[httpx.Response]:
+    """The answers of all readable routes: those of seed 003, whatever else is published, and the tools."""
     published = (await client.get("/openapi.json")).json().get("paths", {})
     templates = {SESSIONS, SESSION, TURNS, "/livez", "/readyz", "/healthz", "/metrics", "/docs"}
     templates |= {template for template, item in published.items() if "get" in item}
-    paths = [template.replace("{session_id}", quote(session_id, safe="")) for template in sorted(templates)]
-    return [await client.get(each + query) for each in paths for query in QUERIES]
+    place = {"session_id": quote(session_id, safe=""), "workspace_public_id": "default"}
+    place["conversation_public_id"] = place["session_id"]
+    queries = (*QUERIES, WORDS, f"?around_turn_public_id={task_id}&include_execution=true")
+    answers = [await client.get(each.format(**place) + query) for each in sorted(templates) for query in queries]
+    for name, arguments in (
+        ("session_search", {"query": "launch code", "include_auxiliary": True}),
+        ("session_read", {"session_id": session_id, "include_execution": True}),
+        ("session_read", {"session_id": session_id, "around_turn_id": task_id}),
+    ):
+        answers.append(await client.post(TOOLS, json=call(name, **arguments)))
+    return answers
 
 
 def mentions(responses: list[httpx.Response], *words: str) -> set[str]:
@@ -451,8 +480,9 @@ async def test_c05_c06_no_route_shows_a_retired_session(
         await prepare(store)
     task_id = await store.turn("chat-gone", "input-required", SECRET, SECRET, status_text=SECRET)
     await store.turn("chat-kept", "input-required")
-    shown = mentions(await every_answer(sidecar, "chat-gone"), "chat-gone", task_id, SECRET)
-    assert {SESSIONS, path("chat-gone"), path("chat-gone", "/turns")} == shown
+    shown = mentions(await every_answer(sidecar, "chat-gone", task_id), "chat-gone", task_id, SECRET)
+    routes = {SESSIONS, path("chat-gone"), path("chat-gone", "/turns"), SEARCHING, window("chat-gone"), TOOLS}
+    assert routes == shown
 
     assert 1 == (await delete(sidecar, "chat-gone"))["turns_deleted"]
     await save_late(store, "chat-gone", task_id)
@@ -460,22 +490,24 @@ async def test_c05_c06_no_route_shows_a_retired_session(
     old = json.dumps({"state": "input-required", "message": SECRET})
     raw = await store.insert_raw(context_id="chat-gone", status=old, history=f'["{SECRET}"]')
 
-    answers = await every_answer(sidecar, "chat-gone")
-    assert set() == mentions(answers, "chat-gone", task_id, other, raw, SECRET)
+    for saved in (task_id, other, raw):
+        answers = await every_answer(sidecar, "chat-gone", saved)
+        assert set() == mentions(answers, "chat-gone", task_id, other, raw, SECRET)
     assert {"chat-kept"} == await listed_ids(sidecar) == await listed_ids(sidecar, parked="true")
 
 
 async def test_c05_c06_no_route_shows_a_cleared_turn(store: rig.Store, sidecar: httpx.AsyncClient) -> None:
     """C05 C06 C07: a cleared turn that is saved again stays hidden on every route; the session's next turn appears."""
     task_id = await store.turn("chat-a", "input-required", SECRET)
+    assert TOOLS in mentions(await every_answer(sidecar, "chat-a", task_id), SECRET)
     await delete(sidecar, "chat-a", retire="false")
     await save_late(store, "chat-a", task_id)
-    assert set() == mentions(await every_answer(sidecar, "chat-a"), "chat-a", task_id, SECRET)
+    assert set() == mentions(await every_answer(sidecar, "chat-a", task_id), "chat-a", task_id, SECRET)
 
     following = await store.turn("chat-a", "input-required")
     assert [following] == await turn_ids(sidecar, "chat-a")
     assert [("chat-a", 1)] == [(each["session_id"], each["turn_count"]) for each in await listed(sidecar)]
-    assert set() == mentions(await every_answer(sidecar, "chat-a"), task_id, SECRET)
+    assert set() == mentions(await every_answer(sidecar, "chat-a", task_id), task_id, SECRET)
 
 
 async def test_c07_clearing_hides_no_later_turn(store: rig.Store, sidecar: httpx.AsyncClient) -> None:
@@ -619,6 +651,27 @@ async def test_c35_nothing_of_a_deleted_session_is_left_beside_it(
     assert (dict.fromkeys(beside, 0) if retire == "true" else {**beside, "task_versions": 2, "task_events": 3}) == left
 
 
+@pytest.mark.parametrize("retire", ["true", "false"])
+async def test_c35_no_word_of_a_deleted_session_is_left(
+    retire: str, store: rig.Store, open_sidecar: rig.OpenSidecar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C35: after the next sweep what was indexed of its turns stands in no table: no lexeme and no title."""
+    monkeypatch.setattr(sweeper, "INTERVAL_SECONDS", 0.02)
+    sidecar = await open_sidecar(store)
+    await store.turn("chat-gone", prompt="Okapi?", text="A quagga, 斑马.")
+    await store.turn("chat-kept", prompt="Heron?", text="An egret.")
+    assert [2, 1] == [len(await found(sidecar, query)) for query in ("okapi", "quagga 斑马")]
+    await delete(sidecar, "chat-gone", retire=retire)
+    words = ("okapi", "Okapi", "quagga", "斑马", "\\xe6\\x96\\x91")
+    for _ in range(100):
+        left = [word for word in words if word in await all_text(store)]
+        if not left:
+            break
+        await asyncio.sleep(0.02)
+    assert [] == left
+    assert 1 == len(await found(sidecar, "egret"))
+
+
 # --- broken and odd content: C08, C21, C22 --------------------------------------------------------------------------
 
 
@@ -658,6 +711,15 @@ async def test_c21_nul_in_every_text(store: rig.Store, sidecar: httpx.AsyncClien
     assert "omitted" not in turn
     assert {"chat-nul", "chat-b"} == await listed_ids(sidecar, parked="true") == await listed_ids(sidecar)
     assert "task-1" == (await ok(sidecar, path("chat-nul")))["live_task_id"]
+    for query in ("b", "a\0b", "b\0"):
+        matches = await every_match(sidecar, query)
+        assert [("content", nul), ("prompt", nul), ("title", nul)] == [
+            (each["field"], each["excerpt"]) for each in matches
+        ]
+    assert (other, "content") in await found(sidecar, "answer")
+    answer = await ok(sidecar, window("chat-nul"), include_execution="true")
+    assert (nul, nul) == tuple(answer["turns"][0][name] for name in ("prompt", "content"))
+    assert [nul] == [each["preview"] for each in answer["execution"]["rounds"]]
     assert 1 == (await delete(sidecar, "chat-nul"))["active_turns"]
     assert [other] == await turn_ids(sidecar, "chat-b")
 
@@ -668,7 +730,7 @@ async def test_c22_a_cut_emoji_in_every_text(store: rig.Store, sidecar: httpx.As
     status = f'{{"state": {cut}, "timestamp": {cut}, "message": {{"text": {cut}}}}}'
     parts = f'[{{"artifactId": {cut}, "parts": [{{"kind": "text", "text": {cut}}}]}}]'
     await store.insert_raw(context_id="chat-cut", status=status, artifacts=parts, history=f"[{cut}]", metadata=cut)
-    await store.turn("chat-b")
+    other = await store.turn("chat-b")
     response = await sidecar.get(path("chat-cut", "/turns"))
     assert 200 == response.status_code
     assert f'"status":{status},"artifacts":{parts},"history":[{cut}]}}]}}'.encode() in response.content
@@ -676,6 +738,11 @@ async def test_c22_a_cut_emoji_in_every_text(store: rig.Store, sidecar: httpx.As
     assert ("\ufffd", "\ufffd", None) == (turn["text"], turn["state"], turn["last_updated"])
     assert {"chat-cut", "chat-b"} == await listed_ids(sidecar)
     assert [] == await listed(sidecar, parked="true")
+    assert [(other, "content")] == await found(sidecar, "answer")
+    assert [] == (await search(sidecar, "\ufffd"))["matches"]
+    answer = await ok(sidecar, window("chat-cut"), include_execution="true")
+    assert ("\ufffd", "\ufffd") == tuple(answer["turns"][0][name] for name in ("content", "status"))
+    assert ("\ufffd", []) == (answer["execution"]["status"], answer["execution"]["rounds"][:-1])
 
 
 async def test_c22_a_cut_emoji_as_state(store: rig.Store, sidecar: httpx.AsyncClient) -> None:

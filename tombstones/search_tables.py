@@ -84,11 +84,12 @@ def search_tables(name: str, schema: str | None, dialect: str) -> SearchTables:
     )
     if dialect == "sqlite":
         lexemes: TableClause = table(
-            # the hidden column of the table's name is what MATCH takes
+            # the hidden column of the table's name is what MATCH takes, and with `rank` what commands are written to
             names[2],
             column("rowid", Integer),
             column("lexemes", Text),
             column(names[2], Text),
+            column("rank", Integer),
         )
         unfinished = Index(f"{name}_search_unfinished", turns.c.task_id, sqlite_where=turns.c.settled.is_(None))
         ddl = [_create(unfinished, dialect), _fts5(names[2])]

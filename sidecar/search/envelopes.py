@@ -10,7 +10,7 @@ from sidecar.search.budget import FIELD_CHARACTERS, Budget, order
 from sidecar.search.entries import Cells, read_texts
 from sidecar.search.excerpt import excerpt
 from sidecar.search.execution import Selection, snapshot
-from sidecar.search.history import Window
+from sidecar.search.history import TargetMissingError, Window
 from sidecar.search.index import marker_of
 from sidecar.search.keyword import Hit
 from sidecar.search.queries import HistoryQuery
@@ -24,12 +24,16 @@ _KEPT_CHARACTERS = FIELD_CHARACTERS + 1  # tells that there is more
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """One turn of a window: its keys in the answer, the beginnings of its texts, its cells for the execution."""
+    """One turn of a window: its keys in the answer, the beginnings of its texts, its cells for the execution.
+
+    left_out: the cells that were too large to be read, whose text is missing.
+    """
 
     seq: int
     keys: dict[str, Any]
     texts: dict[str, str]
     cells: Cells
+    left_out: frozenset[str]
 
 
 def cells_of(row: Any) -> Cells:
@@ -78,8 +82,13 @@ def told(rows: Iterable[Any], registered: Mapping[int, Any], *, with_cells: bool
             beginnings = {name: plain(texts.field(name)[:_KEPT_CHARACTERS]) for name in TEXT_FIELDS}
             kept = cells if with_cells else Cells(None, None, None)
             keys = _keys(row, registered[row.seq], has_prompt=texts.prompt is not None)
-            found[row.seq] = Told(row.seq, keys, beginnings, kept)
+            found[row.seq] = Told(row.seq, keys, beginnings, kept, _left_out(row))
     return found
+
+
+def _left_out(row: Any) -> frozenset[str]:
+    unread = (name for name in CELLS if getattr(row, f"{name}_text") is None)
+    return frozenset(name for name in unread if getattr(row, f"{name}_octets") is not None)
 
 
 def _keys(row: Any, registered: Any, *, has_prompt: bool) -> dict[str, Any]:
@@ -89,7 +98,7 @@ def _keys(row: Any, registered: Any, *, has_prompt: bool) -> dict[str, Any]:
     return {
         "public_id": plain(row.id),
         "position": registered.position,
-        "kind": registered.kind,
+        "kind": None if registered.kind is None else plain(registered.kind),
         "role": "user" if has_prompt else "agent",
         "status": read_status(row.status_text).state,
         "created_at": iso(first_seen),
@@ -97,9 +106,13 @@ def _keys(row: Any, registered: Any, *, has_prompt: bool) -> dict[str, Any]:
 
 
 def page(turns: Sequence[Told], window: Window, query: HistoryQuery) -> dict[str, Any]:
-    """The history envelope. Raises BranchMissingError and CursorError for the selectors of the execution."""
+    """The history envelope. Raises TargetMissingError when the target has gone since the window was read, and
+    BranchMissingError and CursorError for the selectors of the execution.
+    """
     budget = Budget()
     target = next((place for place, turn in enumerate(turns) if turn.keys["public_id"] == query.around), None)
+    if query.around is not None and target is None:
+        raise TargetMissingError(query.around)
     selected = None
     if query.include_execution and turns:
         selected = len(turns) - 1 if target is None else target
@@ -110,6 +123,8 @@ def page(turns: Sequence[Told], window: Window, query: HistoryQuery) -> dict[str
         if place == selected:
             selection = Selection(query.execution_before, query.execution_prefix)
             execution = snapshot(turns[place].keys["public_id"], turns[place].cells, selection, budget)
+            if execution is not None and "history" in turns[place].left_out:
+                execution["truncated"] = True
     positions = [turn.keys["position"] for turn in turns]
     return {
         "conversation": {"public_id": query.conversation, "title": window.title},
@@ -120,7 +135,7 @@ def page(turns: Sequence[Told], window: Window, query: HistoryQuery) -> dict[str
             "has_older": window.has_older,
             "has_newer": window.has_newer,
         },
-        "truncated": budget.truncated,
+        "truncated": budget.truncated or any(turn.left_out for turn in turns),
         **({"execution": execution} if query.include_execution else {}),
     }
 
@@ -128,4 +143,5 @@ def page(turns: Sequence[Told], window: Window, query: HistoryQuery) -> dict[str
 def _turn(turn: Told, budget: Budget) -> dict[str, Any]:
     taken = {name: budget.take(text) for name, text in turn.texts.items() if text}
     texts = {name: text for name, (text, _) in taken.items()}
-    return {**turn.keys, "truncated": any(is_cut for _, is_cut in taken.values()), **texts}
+    truncated = bool(turn.left_out) or any(is_cut for _, is_cut in taken.values())
+    return {**turn.keys, "truncated": truncated, **texts}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import BigInteger, Integer, Select, String, and_, select
+from sqlalchemy import BigInteger, Integer, Select, String, and_, cast, null, select
 
 from sidecar.index import Scope
 from sidecar.reading import STATEMENTS_KEPT, Reading, parameter
@@ -69,7 +69,8 @@ async def window(conn: Reading, shape: Shape, query: HistoryQuery, owners: froze
 
 def _visible(shape: Shape, scope: Scope) -> Select[Any]:
     turns = shape.search.turns
-    kind = shape.tasks.c.kind if "kind" in shape.columns else shape.tasks.c.id
+    # SQLite may hold a kind that is no text
+    kind = cast(shape.tasks.c.kind if "kind" in shape.columns else null(), String)
     found = select(turns.c.seq, turns.c.position, turns.c.first_seen, kind.label("kind"))
     found = found.select_from(turns).join(shape.tasks, is_row(shape))
     mine = turns.c.context_id == parameter("context_id", String())

@@ -334,9 +334,8 @@ def _horizon(shape: Shape) -> dict[str, ColumnElement[Any]]:
         # whatever is not seen by this statement comes from this transaction or a later one
         oldest = func.txid_snapshot_xmin(func.txid_current_snapshot())
         return {"transaction": oldest, "row": null(), "time": null()}
-    latest = {"row": shape.tasks.c.rowid, "time": shape.last_updated}
-    newest = {name: select(func.max(column)).scalar_subquery() for name, column in latest.items()}
-    return {"transaction": null(), **newest}
+    row, time = (select(func.max(column)).scalar_subquery() for column in (shape.tasks.c.rowid, shape.last_updated))
+    return {"transaction": null(), "row": func.coalesce(row, 0), "time": func.coalesce(time, "")}
 
 
 def _may_have_changed(shape: Shape) -> ColumnElement[bool]:

@@ -92,6 +92,7 @@ class Refresher:
         self._alone = asyncio.Lock()
         self._known = Availability(0, 0, "all")
         self._seen: Hashable = None
+        self._was_complete = False
         self._is_checked = False
         # what a survey of this file or server may leave out, and when one looks at everything again
         self._instance: Hashable = None
@@ -135,6 +136,7 @@ class Refresher:
             if work.is_clean and not work.pending:  # what we store ourselves moves the version, too
                 self._seen = version
             self._known = Availability(work.turns - work.pending, work.pending, "all")
+            self._was_complete |= not work.pending
         if self._is_digested:
             await self._sweep(version)
             self._known = replace(self._known, checked="all" if self._swept == version else "changed")
@@ -212,7 +214,9 @@ class Refresher:
         seqs: list[int] = []
         for some in _slices(found.keys, 2 * _TURNS_A_WRITE):
             work.is_clean = False
-            seqs += await self._database.write(index.register, some, first_seen=found.is_built)
+            # a turn that comes to a built index, or to a store that was seen empty, is new
+            is_new = found.is_built or self._was_complete
+            seqs += await self._database.write(index.register, some, first_seen=is_new)
             await self._pause()
         return seqs
 

@@ -94,26 +94,30 @@ class Search:
         """
         availability = await self._refresher.refresh(first=query.conversation)
         try:
-            window = await self._database.read(history.window, query, owners)
+            page = await self._page(query, owners)
         except history.TargetMissingError:
             raise _missing("turn", availability) from None
-        if window is None:
-            raise _missing("conversation", availability)
-        registered = {row.seq: row for row in window.turns}
-        turns: dict[int, Told] = {}
-        async for rows in self._cells(registered, owners):
-            turns |= await asyncio.to_thread(envelopes.told, rows, registered, with_cells=query.include_execution)
-        try:
-            page = await asyncio.to_thread(
-                envelopes.page, [turns[seq] for seq in registered if seq in turns], window, query
-            )
         except BranchMissingError:
             raise NotFound(
                 "`execution_prefix` names no branch: the store knows no delegated branches. Omit it."
             ) from None
         except CursorError:
             raise _not_given_out("execution_before") from None
+        if page is None:
+            raise _missing("conversation", availability)
         return {**page, "availability": availability.body()}
+
+    async def _page(self, query: HistoryQuery, owners: Owners) -> dict[str, Any] | None:
+        """The window with what its turns say; None when the conversation has no visible turn."""
+        window = await self._database.read(history.window, query, owners)
+        if window is None:
+            return None
+        registered = {row.seq: row for row in window.turns}
+        turns: dict[int, Told] = {}
+        async for rows in self._cells(registered, owners):
+            turns |= await asyncio.to_thread(envelopes.told, rows, registered, with_cells=query.include_execution)
+        shown = [turns[seq] for seq in registered if seq in turns]
+        return await asyncio.to_thread(envelopes.page, shown, window, query)
 
     async def _cells(self, seqs: Iterable[int], owners: Owners) -> AsyncIterator[list[Any]]:
         """The rows with their cells, in pieces that fit into memory together."""
