@@ -37,6 +37,7 @@ from sqlalchemy import (
     or_,
     select,
     true,
+    union,
     union_all,
     update,
 )
@@ -340,18 +341,19 @@ def _horizon(shape: Shape) -> dict[str, ColumnElement[Any]]:
 
 def _may_have_changed(shape: Shape) -> ColumnElement[bool]:
     """Rows saved since the horizon. On SQLite: new ones, those as late, and those that had not ended."""
-    tasks = shape.tasks
+    tasks, turns = shape.tasks, shape.search.turns
     if not shape.sqlite:
         begun = func.txid_snapshot_xmax(func.txid_current_snapshot()) - parameter("transaction", BigInteger())
-        return func.age(tasks.c.xmin) <= begun + _BEGUN_MEANWHILE
-    unfinished = select(shape.search.turns.c.task_id).where(shape.search.turns.c.settled.is_(None))
-    as_late = [tasks.c.last_updated >= parameter("time", Text())] if "last_updated" in shape.columns else []
-    return or_(
-        tasks.c.rowid > parameter("row", BigInteger()),
-        tasks.c.id.in_(unfinished),
-        *as_late,
-        shape.undated(),
-    )
+        # a subquery is asked once, an expression for every row
+        return func.age(tasks.c.xmin) <= select(begun + _BEGUN_MEANWHILE).scalar_subquery()
+    rows = select(tasks.c.rowid)
+    ranges = [tasks.c.rowid > parameter("row", BigInteger())]
+    ranges += shape.undated_ranges if shape.can_walk else [shape.undated()]
+    if "last_updated" in shape.columns:
+        ranges.append(tasks.c.last_updated >= parameter("time", Text()))
+    unfinished = rows.join(turns, is_row(shape)).where(turns.c.settled.is_(None))
+    # each by an index of its own: of one OR SQLite makes a pass
+    return tasks.c.rowid.in_(union(*(each.correlate(None) for each in (unfinished, *map(rows.where, ranges)))))
 
 
 # transactions between the statement's snapshot and its first look at their counter

@@ -21,6 +21,7 @@ from sqlalchemy import (
     String,
     Text,
     and_,
+    column,
     exists,
     func,
     literal,
@@ -105,22 +106,22 @@ def _places(shape: Shape) -> Select[Any]:
 def _hits(shape: Shape, scope: Scope) -> Select[Any]:
     """Those of the fields that may be seen, and the titles that hold the words."""
     place, after = shape.search.place, parameter("after", BigInteger())
+    value = column("value", BigInteger)
     if shape.sqlite:
-        given = func.json_each(parameter("places", String())).table_valued("value")
+        given = func.json_each(parameter("places", String())).table_valued(value)
     else:
-        given = func.unnest(parameter("places", ARRAY(BigInteger))).table_valued("value").render_derived(name="given")
+        given = func.unnest(parameter("places", ARRAY(BigInteger))).table_valued(value).render_derived(name="given")
     titled = select(place.label("place")).where(_holds(shape), _is_title(shape)).subquery("titled")
     # materialized: whether a turn may be seen is to be asked for these alone
     fields = _turns_at(shape, given.c.value).select_from(given).cte("fields").prefix_with("MATERIALIZED")
     titles = _turns_at(shape, titled.c.place).select_from(titled).cte("titles").prefix_with("MATERIALIZED")
-    texts = select(fields.c.place.label("at"), fields).where(_is_seen(shape, scope, fields))
+    is_field, is_title = (
+        and_(shape.has_prefix(scope.prefix, turn), _is_seen(shape, scope, turn)) for turn in (fields, titles)
+    )
+    texts = select(fields.c.place.label("at"), fields).where(is_field)
     # a title counts as its conversation's newest turn, and only while no older turn of it has one
     at = _newest(shape, scope, titles) * FIELDS_A_TURN + TITLE
-    firsts = (
-        select(at.label("at"), titles)
-        .where(_is_seen(shape, scope, titles), ~_has_older_title(shape, scope, titles))
-        .subquery("firsts")
-    )
+    firsts = select(at.label("at"), titles).where(is_title, ~_has_older_title(shape, scope, titles)).subquery("firsts")
     page = select(firsts).where(firsts.c.at < after).order_by(firsts.c.at.desc())
     page_of_titles = page.limit(parameter("rows", Integer())).subquery("page_of_titles")
     both = union_all(texts, select(page_of_titles)).subquery("both")
@@ -144,12 +145,11 @@ def _turns_at(shape: Shape, place: ColumnElement[int]) -> Select[Any]:
 
 
 def _is_seen(shape: Shape, scope: Scope, turn: FromClause) -> ColumnElement[bool]:
-    """The turn is of the scope, and its row is there and may be seen."""
+    """The turn's row is there and may be seen, whatever its context's prefix is."""
     row = shape.tasks.alias("row")
     mine = select(literal(1)).where(is_row(shape, turn, row), shape.alive(row), shape.owned_by(scope.owners, row))
     # a limit keeps PostgreSQL from making a join of the look-up
-    has_row = mine.limit(1).scalar_subquery().is_not(None)
-    return and_(~turn.c.incognito, shape.has_prefix(scope.prefix, turn), has_row)
+    return and_(~turn.c.incognito, mine.limit(1).scalar_subquery().is_not(None))
 
 
 def _newest(shape: Shape, scope: Scope, of: FromClause) -> ScalarSelect[int]:

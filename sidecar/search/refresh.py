@@ -204,20 +204,20 @@ class Refresher:
 
     async def _prune(self, work: _Work, number: int) -> None:
         while number > 0 and not work.is_over and (seqs := await self._database.read(index.orphans)):
-            work.is_clean = False
             for some in _slices(seqs, _TURNS_A_WRITE):
+                await self._pause(work)
+                work.is_clean = False
                 await self._database.write(index.prune, some)
-                await self._pause()
             number -= len(seqs)
 
     async def _register(self, work: _Work, found: Survey) -> list[int]:
         seqs: list[int] = []
-        for some in _slices(found.keys, 2 * _TURNS_A_WRITE):
+        for some in _slices(found.keys, 4 * _TURNS_A_WRITE):
+            await self._pause(work)
             work.is_clean = False
             # a turn that comes to a built index, or to a store that was seen empty, is new
             is_new = found.is_built or self._was_complete
             seqs += await self._database.write(index.register, some, first_seen=is_new)
-            await self._pause()
         return seqs
 
     async def _read(self, work: _Work, seqs: list[int]) -> bool:
@@ -241,9 +241,9 @@ class Refresher:
             work.was_overtaken |= stored < len(some)
             work.done -= len(some) - stored
 
-    async def _pause(self) -> None:
+    async def _pause(self, work: _Work) -> None:
         """Leaves SQLite's lock to others between two writes; while text is analyzed it is free anyway."""
-        if self._database.is_sqlite:
+        if self._database.is_sqlite and not work.is_clean:
             await asyncio.sleep(PAUSE_SECONDS)
 
     @property
