@@ -1,6 +1,6 @@
 """Takes turns out of the search index, in the transaction that deletes them; it may not touch the task table."""
 
-from sqlalchemy import ColumnElement, delete, func, insert, select, union_all
+from sqlalchemy import ColumnElement, delete, func, insert, select, text, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tombstones.search_tables import FIELDS_A_TURN
@@ -16,10 +16,10 @@ async def forget(conn: AsyncConnection, shape: Shape, which: ColumnElement[bool]
     Whoever fills the index holds the lock alone and looks for tombstones under it: what it stored before is seen and
     deleted here, and what was deleted here it will not store again.
     """
-    if not shape.has_search:
-        return
     if not shape.sqlite:
         await conn.execute(select(func.pg_advisory_xact_lock_shared(shape.lock_key + 2)))
+    if not await _has_search(conn, shape):
+        return
     turns = shape.search.turns
     places = (select(turns.c.seq * FIELDS_A_TURN + field).where(which) for field in range(FIELDS_A_TURN))
     await conn.execute(delete(shape.search.lexemes).where(shape.search.place.in_(union_all(*places))))
@@ -28,7 +28,7 @@ async def forget(conn: AsyncConnection, shape: Shape, which: ColumnElement[bool]
 
 async def forget_positions(conn: AsyncConnection, shape: Shape, context_id: str) -> None:
     """Deletes what would give a context's next turn its position: a retired one has none."""
-    if shape.has_search:
+    if await _has_search(conn, shape):
         contexts = shape.search.contexts
         await conn.execute(delete(contexts).where(contexts.c.context_id == context_id))
 
@@ -47,3 +47,18 @@ async def compact(conn: AsyncConnection, shape: Shape, *, begins: bool) -> bool:
     await conn.execute(insert(lexemes).values({lexemes.name: "merge", "rank": pages}))
     # the command itself counts as one
     return bool((await conn.execute(changes)).scalar_one() - before < 2)
+
+
+async def _has_search(conn: AsyncConnection, shape: Shape) -> bool:
+    """Whether there is an index now: on PostgreSQL it may have been begun since the schema was looked at."""
+    if shape.sqlite or shape.has_search:
+        return shape.has_search
+    # read from the table itself: to_regclass may answer from what this connection has cached
+    found = await conn.execute(_BEGUN, {"schema": shape.schema, "name": shape.search.turns.name})
+    return found.first() is not None
+
+
+_BEGUN = text("""
+    SELECT 1 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = :schema AND c.relname = :name
+""")

@@ -228,7 +228,10 @@ async def _take(
     """
     mine = shape.tasks.c.context_id == session_id
     if before is None:
-        return _judge(await _delete_turns(conn, shape, mine), are_left=False)
+        deleted = await _delete_turns(conn, shape, mine)
+        # also what is indexed of turns that are gone already
+        await forget(conn, shape, shape.search.turns.c.context_id == session_id)
+        return _judge(deleted, are_left=False)
     if stands:
         return before
     if exact:

@@ -41,7 +41,9 @@ def cells_of(row: Any) -> Cells:
     return Cells(*(getattr(row, f"{name}_text") for name in CELLS))
 
 
-def matches(rows: Iterable[Any], hits: Mapping[int, Sequence[Hit]], lexemes: frozenset[str]) -> dict[int, Any]:
+def matches(
+    rows: Iterable[Any], hits: Mapping[int, Sequence[Hit]], lexemes: frozenset[str]
+) -> dict[int, dict[str, Any]]:
     """What is shown of the hits in these rows, by their places; of a row saved since, only what still holds."""
     shown: dict[int, Any] = {}
     for row in rows:

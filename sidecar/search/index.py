@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -47,7 +47,7 @@ from sqlalchemy.types import TypeEngine
 
 from sidecar.reading import STATEMENTS_KEPT, Reading, parameter
 from sidecar.search.entries import FIELDS
-from sidecar.turns import key_columns, with_cells
+from sidecar.turns import key_columns, moment, with_cells
 from sidecar.wire import CELLS
 from tombstones.forget import forget
 from tombstones.search_tables import FIELDS_A_TURN
@@ -58,6 +58,7 @@ KEYS_AT_ONCE = 5_000
 NO_MARKER = ""
 AFTER_ALL = 2**60
 """A seq that no turn reaches."""
+_ALL_BYTES = 2**62
 
 
 class Horizon(NamedTuple):
@@ -90,6 +91,7 @@ class Indexed:
     """One turn as it was read: its marker, the one that this replaces, and per field its distinct lexemes."""
 
     seq: int
+    task_id: str
     marker: str
     replaces: str
     settled: str | None
@@ -131,7 +133,7 @@ async def survey(
     """
     values = {"fingerprint": fingerprint, "below": below, "context_id": context_id, "rows": KEYS_AT_ONCE}
     if since is not None:
-        values |= since._asdict()
+        values |= since._asdict() | _before(since)
     *listed, counts = await conn.fetch(_survey(shape, context_id is not None, since is not None), values)
     has_all = since is None and context_id is None
     return Survey(
@@ -144,6 +146,21 @@ async def survey(
         bool(counts.is_built),
         Horizon(counts.transaction, counts.row, counts.time),
     )
+
+
+def _before(since: Horizon) -> dict[str, Any]:
+    """SQLite gives the rowid of a newest row that was deleted again, and clocks and saves are out of order for a while:
+    the horizon is looked for a little before itself.
+    """
+    time = moment(since.time)
+    return {
+        "row": None if since.row is None else since.row - _ROWS_BEFORE,
+        "time": "" if time is None else (max(time, _EARLIEST) - _TIME_BEFORE).isoformat(" ", "microseconds"),
+    }
+
+
+_ROWS_BEFORE, _TIME_BEFORE = 1_000, timedelta(minutes=10)
+_EARLIEST = datetime(1, 1, 2)
 
 
 async def registered(conn: Reading, shape: Shape, below: int) -> list[int]:
@@ -191,10 +208,11 @@ async def register(conn: AsyncConnection, shape: Shape, keys: Sequence[Any], *, 
     A key that is gone, hidden or registered by another meanwhile gets none.
     """
     await _alone(conn, shape)
-    turns, contexts, tasks = shape.search.turns, shape.search.contexts, shape.tasks
-    key = tasks.c.rowid if shape.sqlite else tasks.c.id
-    moved = and_(turns.c.task_id == tasks.c.id, turns.c.context_id != tasks.c.context_id, key.in_(keys))
-    await forget(conn, shape, exists(select(literal(1)).select_from(tasks).where(moved)))
+    turns, contexts = shape.search.turns, shape.search.contexts
+    here = select(shape.tasks.c.id).where(_key(shape).in_(keys))
+    moved = (await conn.execute(select(turns.c.seq).where(turns.c.task_id.in_(here), ~_has_row(shape)))).scalars().all()
+    if moved:
+        await prune(conn, shape, moved)
     last = (await conn.execute(select(func.coalesce(func.max(turns.c.seq), 0)))).scalar_one()
     now = datetime.now(UTC) if first_seen else None
     columns = ("seq", "task_id", "context_id", "position", "first_seen", "marker", "fingerprint", "incognito")
@@ -210,14 +228,16 @@ async def register(conn: AsyncConnection, shape: Shape, keys: Sequence[Any], *, 
     return seqs
 
 
-async def store(conn: AsyncConnection, shape: Shape, fingerprint: str, read: Sequence[Indexed]) -> int:
+async def store(conn: AsyncConnection, shape: Shape, fingerprint: str, read: Sequence[Indexed], cap: int) -> int:
     """Stores what was read, but of turns that were deleted or stored by another meanwhile; answers of how many."""
     await _alone(conn, shape)
     turns, lexemes = shape.search.turns, shape.search.lexemes
-    live = select(turns.c.seq, turns.c.marker).join(shape.tasks, is_row(shape)).where(shape.alive())
+    live = select(turns.c.seq, turns.c.task_id, turns.c.marker).join(shape.tasks, is_row(shape)).where(shape.alive())
     found = await conn.execute(live.where(turns.c.seq.in_([each.seq for each in read])))
-    markers = {row.seq: row.marker for row in found}
-    fresh = [each for each in read if markers.get(each.seq) == each.replaces]
+    replaced = {(row.seq, row.task_id): row.marker for row in found}  # a seq may be another turn's by now
+    fresh = [each for each in read if replaced.get((each.seq, each.task_id)) == each.replaces]
+    again = await _as_indexed(conn, shape, [each.seq for each in fresh if each.replaces != NO_MARKER], cap)
+    fresh = [each for each in fresh if each.seq not in again]
     known = [place for each in fresh if each.replaces != NO_MARKER for place in _places(each.seq)]
     if known:
         await conn.execute(delete(lexemes).where(shape.search.place.in_(known)))
@@ -231,6 +251,14 @@ async def store(conn: AsyncConnection, shape: Shape, fingerprint: str, read: Seq
     if fresh:
         await conn.execute(_marked(shape, fingerprint), [_values(each) for each in fresh])
     return len(fresh)
+
+
+async def _as_indexed(conn: AsyncConnection, shape: Shape, seqs: Sequence[int], cap: int) -> set[int]:
+    """Those of the turns that say again what is indexed, so that another took them for unchanged: digests repeat."""
+    if not shape.sqlite or not seqs:
+        return set()
+    values = {"wanted": json.dumps(seqs), "cap": cap, "room": _ALL_BYTES}
+    return {row.seq for row in await conn.execute(_cells(shape, None), values) if marker_of(row) == row.marker}
 
 
 async def prune(conn: AsyncConnection, shape: Shape, seqs: Sequence[int]) -> None:
@@ -272,6 +300,10 @@ async def _alone(conn: AsyncConnection, shape: Shape) -> None:
         await conn.execute(select(func.pg_advisory_xact_lock(shape.lock_key + 2)))
 
 
+def _key(shape: Shape) -> ColumnElement[Any]:
+    return shape.tasks.c.rowid if shape.sqlite else shape.tasks.c.id
+
+
 def _has_text_ids(shape: Shape) -> ColumnElement[bool]:
     """SQLite may hold other ids, which nothing could name."""
     return and_(true(), *(func.typeof(shape.tasks.c[name]) == "text" for name in ("id", "context_id") if shape.sqlite))
@@ -299,10 +331,9 @@ _COUNTS: dict[str, TypeEngine[Any]] = {
 def _survey(shape: Shape, of_context: bool, is_partial: bool) -> Any:
     """What is to be done, and in the last row the counts, in one pass."""
     turns, tasks = shape.search.turns, shape.tasks
-    key = tasks.c.rowid if shape.sqlite else tasks.c.id
     creation = [column.label(f"creation_{number}") for number, column in enumerate(_creation(shape))]
     # whether it is hidden is looked up for these rows alone
-    found = select(key.label("key"), turns.c.seq, shape.alive().label("is_seen"), *creation)
+    found = select(_key(shape).label("key"), turns.c.seq, shape.alive().label("is_seen"), *creation)
     found = found.select_from(tasks.outerjoin(turns, is_row(shape)))
     is_unregistered = and_(turns.c.seq.is_(None), _has_text_ids(shape))
     found = found.where(or_(is_unregistered, and_(turns.c.seq < parameter("below", BigInteger()), _is_outdated(shape))))
@@ -376,7 +407,6 @@ def _creation(shape: Shape) -> list[ColumnElement[Any]]:
 def _new(shape: Shape, keys: Sequence[Any], last: int, now: datetime | None) -> Select[Any]:
     """The rows to register: those of the keys that are still to be."""
     tasks, contexts = shape.tasks, shape.search.contexts
-    key = tasks.c.rowid if shape.sqlite else tasks.c.id
     order = _creation(shape)
     chosen = select(
         tasks.c.id,
@@ -384,7 +414,7 @@ def _new(shape: Shape, keys: Sequence[Any], last: int, now: datetime | None) -> 
         func.row_number().over(order_by=order).label("number"),
         func.row_number().over(partition_by=tasks.c.context_id, order_by=order).label("ordinal"),
     )
-    chosen = chosen.where(key.in_(keys), shape.alive(), ~exists().where(is_row(shape)))
+    chosen = chosen.where(_key(shape).in_(keys), shape.alive(), ~exists().where(is_row(shape)))
     new = chosen.subquery("new")
     moment = bindparam("now", now, type_=shape.search.turns.c.first_seen.type)
     found = select(

@@ -67,7 +67,7 @@ class _Work:
     is_clean: bool = True
     """Nothing was stored, and nothing failed: the index is as it was, and right."""
     was_overtaken: bool = False
-    """A turn was stored by another meanwhile, from what may have been an older row."""
+    """A turn was registered by another meanwhile, or stored from what may have been an older row."""
 
     @property
     def is_over(self) -> bool:
@@ -76,6 +76,10 @@ class _Work:
     @property
     def pending(self) -> int:
         return max(self.todo - self.done, 0)
+
+    def begin_again(self, todo: int) -> None:
+        """So much is to be done still: on SQLite turns that had been done may be among it."""
+        self.todo, self.done, self.was_overtaken = todo, 0, False
 
     def advance(self, turns: int) -> None:
         """So many more turns are done."""
@@ -139,7 +143,8 @@ class Refresher:
             self._was_complete |= not work.pending
         if self._is_digested:
             await self._sweep(version)
-            self._known = replace(self._known, checked="all" if self._swept == version else "changed")
+            is_swept = version is not None and self._swept == version
+            self._known = replace(self._known, checked="all" if is_swept else "changed")
         return self._known
 
     async def _version(self) -> tuple[Hashable, Hashable] | None:
@@ -187,9 +192,11 @@ class Refresher:
                         self._look_at_all = time.monotonic() + LOOK_EVERY_SECONDS
                     self._horizon = first_look.horizon
                     return
-                below = index.AFTER_ALL if work.was_overtaken else min(seqs, default=index.AFTER_ALL)
-                work.was_overtaken = False
-                found = await self._survey(self._horizon, below)
+                if work.was_overtaken:
+                    found = await self._survey(self._horizon)
+                    work.begin_again(found.unregistered + found.outdated)
+                else:
+                    found = await self._survey(self._horizon, min(seqs, default=index.AFTER_ALL))
                 seqs = sorted(found.seqs, reverse=True)
         except Busy:  # what is indexed can be searched all the same
             work.is_clean = False
@@ -217,7 +224,9 @@ class Refresher:
             work.is_clean = False
             # a turn that comes to a built index, or to a store that was seen empty, is new
             is_new = found.is_built or self._was_complete
-            seqs += await self._database.write(index.register, some, first_seen=is_new)
+            given = await self._database.write(index.register, some, first_seen=is_new)
+            work.was_overtaken |= len(given) < len(some)
+            seqs += given
         return seqs
 
     async def _read(self, work: _Work, seqs: list[int]) -> bool:
@@ -237,7 +246,7 @@ class Refresher:
         changed = await asyncio.to_thread(lambda: [each for each in map(_indexed, rows) if each is not None])
         for some in _by_weight(changed):
             work.is_clean = False
-            stored = await self._database.write(index.store, words.fingerprint(), some)
+            stored = await self._database.write(index.store, words.fingerprint(), some, self._cap)
             work.was_overtaken |= stored < len(some)
             work.done -= len(some) - stored
 
@@ -283,7 +292,7 @@ def _indexed(row: Any) -> Indexed | None:
     fields = {} if texts.incognito else {name: words.lexemes(texts.field(name)) for name in FIELDS}
     title = None if texts.incognito or texts.title is None else plain(texts.title).replace("\0", " ")
     fields = {name: found for name, found in fields.items() if found}
-    return Indexed(row.seq, marker, row.marker, settled, texts.incognito, title, fields)
+    return Indexed(row.seq, row.id, marker, row.marker, settled, texts.incognito, title, fields)
 
 
 def _slices(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

@@ -54,8 +54,11 @@ class Search:
             found = await self._find(lexemes, scope, after, query.limit + 1)
         shown = found[: query.limit]
         more = len(found) > len(shown)
+        matches = [match for _, match in shown]
+        if availability.pending:  # a title comes from the index alone, and its turn may be incognito by now
+            matches = [{**match, "title": None} for match in matches]
         return {
-            "matches": [match for _, match in shown],
+            "matches": matches,
             "pagination": {"next_after": encode_cursor(bound_to, shown[-1][0].at) if more else None},
             "query_lexemes": sorted(lexemes),
             "ignored_terms": list(ignored),
@@ -105,6 +108,8 @@ class Search:
             raise _not_given_out("execution_before") from None
         if page is None:
             raise _missing("conversation", availability)
+        if availability.pending:
+            page["conversation"]["title"] = None
         return {**page, "availability": availability.body()}
 
     async def _page(self, query: HistoryQuery, owners: Owners) -> dict[str, Any] | None:
