@@ -11,6 +11,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from sidecar.app import create_app
 from sidecar.routes import SESSIONS
 from tests import rig
 
@@ -304,6 +305,30 @@ async def test_owners_narrow_a_search(store: rig.Store, open_sidecar: rig.OpenSi
     assert [] == await found(narrow, "bob")
     other = await open_sidecar(store, token="carol-token-0123456789", tokens_file=tokens)
     assert [] == await found(other, "word")
+
+
+async def test_an_owner_is_found_among_many(store: rig.Store, tmp_path: Path) -> None:
+    """A narrowed search looks at its own rows alone, however many others hold the words; a row that changed hands is
+    its new owner's.
+    """
+    alice = [await store.turn("chat-a", prompt=None, text="zebra", owner="alice") for _ in range(2)]
+    for n in range(100):
+        await store.turn(f"chat-{n}", prompt=None, text="zebra", owner="bob")
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(narrowed("alice-token-0123456789", "alice"))
+    app = create_app(rig.config_for(store, tokens_file=tokens))
+    statements = rig.spy(app)
+    async with rig.client(app, "alice-token-0123456789") as client:
+        assert [(turn, "content") for turn in reversed(alice)] == await found(client, "zebra", limit=5)
+        statements.clear()
+        assert [(turn, "content") for turn in reversed(alice)] == await found(client, "zebra", limit=5)
+        # one for the fields and one for the titles; FTS5's own begin with a comment
+        asked = [each for each in statements if "tasks_search_lexemes" in each and not each.startswith("--")]
+        assert 2 == len(asked)
+        taken = await store.turn("chat-1", prompt=None, text="zebra", owner="bob")
+        assert 2 == len(await found(client, "zebra"))
+        await store.turn("chat-1", task_id=taken, prompt=None, text="zebra", owner="alice")
+        assert (taken, "content") == (await found(client, "zebra"))[0]
 
 
 def narrowed(token: str, owner: str) -> str:

@@ -33,7 +33,7 @@ from sqlalchemy import (
 from sidecar.index import Scope
 from sidecar.reading import STATEMENTS_KEPT, Reading, parameter
 from sidecar.search.entries import FIELDS
-from sidecar.search.index import is_row, spelled
+from sidecar.search.index import is_row, lexeme_of, spelled
 from tombstones.search_tables import FIELDS_A_TURN
 from tombstones.table import Shape
 
@@ -62,25 +62,35 @@ async def find(
 ) -> Sequence[Hit]:
     """The next hits after a place, newest turn first; a title counts as its conversation's newest turn.
 
-    The newest fields that hold the lexemes are looked at, and more of them as long as too few may be seen.
+    Neither the lexemes nor the scope's owners, unless these are all, are empty. The newest fields that hold the lexemes
+    are looked at, and more of them as long as too few may be seen.
     """
-    wanted: Any = list(lexemes)
-    if shape.sqlite:
-        wanted = " AND ".join(f'"{spelled(lexeme)}"' for lexeme in wanted)
+    asked = _asked(shape, lexemes, scope.owners)
     found: list[Hit] = []
     fields = rows + _FIELDS_MORE
     while True:
         async with conn.planned_anew():  # the rarest words are one field's, the commonest every field's
-            places = await conn.fetch(_places(shape), {"wanted": wanted, "after": after, "fields": fields})
+            places = await conn.fetch(_places(shape, scope), {**asked, "after": after, "fields": fields})
         listed: Any = [row.place for row in places]
         reached = listed[-1] if len(listed) == fields else 0
-        values = {"places": json.dumps(listed) if shape.sqlite else listed, "wanted": wanted, "after": after}
-        rows_found = await conn.fetch(_hits(shape, scope), {**values, "rows": rows})
+        values = {"places": json.dumps(listed) if shape.sqlite else listed, "after": after, "rows": rows}
+        rows_found = await conn.fetch(_hits(shape, scope), {**asked, **values})
         # a title that counts as an older turn than was reached comes later
         found += sorted((_hit(row) for row in rows_found if row.at >= reached), key=lambda hit: -hit.at)
         if len(found) >= rows or not reached:
             return found[:rows]
         after, fields = reached, min(fields * 4, _FIELDS_MOST)
+
+
+def _asked(shape: Shape, lexemes: Iterable[str], owners: frozenset[str] | None) -> dict[str, Any]:
+    """All of the lexemes, and any of the owners."""
+    marks = [lexeme_of(owner) for owner in owners or ()]
+    if not shape.sqlite:
+        return {"wanted": list(lexemes), "owners": marks}
+    tokens, any_of = ([f'"{spelled(each)}"' for each in some] for some in (lexemes, marks))
+    if owners is not None:
+        tokens.append(f"({' OR '.join(any_of)})")
+    return {"wanted": " AND ".join(tokens)}
 
 
 def _hit(row: Any) -> Hit:
@@ -93,11 +103,11 @@ def _is_title(shape: Shape) -> ColumnElement[bool]:
 
 
 @lru_cache(STATEMENTS_KEPT)
-def _places(shape: Shape) -> Select[Any]:
+def _places(shape: Shape, scope: Scope) -> Select[Any]:
     """The newest fields but titles that hold the words, whoever may see them."""
     place = shape.search.place
     found = select(place.label("place")).where(
-        _holds(shape), ~_is_title(shape), place < parameter("after", BigInteger())
+        _holds(shape, scope), ~_is_title(shape), place < parameter("after", BigInteger())
     )
     return found.order_by(place.desc()).limit(parameter("fields", Integer()))
 
@@ -111,7 +121,7 @@ def _hits(shape: Shape, scope: Scope) -> Select[Any]:
         given = func.json_each(parameter("places", String())).table_valued(value)
     else:
         given = func.unnest(parameter("places", ARRAY(BigInteger))).table_valued(value).render_derived(name="given")
-    titled = select(place.label("place")).where(_holds(shape), _is_title(shape)).subquery("titled")
+    titled = select(place.label("place")).where(_holds(shape, scope), _is_title(shape)).subquery("titled")
     # materialized: whether a turn may be seen is to be asked for these alone
     fields = _turns_at(shape, given.c.value).select_from(given).cte("fields").prefix_with("MATERIALIZED")
     titles = _turns_at(shape, titled.c.place).select_from(titled).cte("titles").prefix_with("MATERIALIZED")
@@ -128,12 +138,15 @@ def _hits(shape: Shape, scope: Scope) -> Select[Any]:
     return select(both, title_of(shape, scope, both.c.context_id).label("title"))
 
 
-def _holds(shape: Shape) -> ColumnElement[bool]:
-    """The field holds every lexeme."""
+def _holds(shape: Shape, scope: Scope) -> ColumnElement[bool]:
+    """The field holds every lexeme, and was indexed as one of these owners'; whose it is now is looked up later."""
     lexemes = shape.search.lexemes
     if shape.sqlite:
         return lexemes.c[lexemes.name].op("MATCH")(parameter("wanted", Text()))
-    return lexemes.c.lexemes.op("@>")(parameter("wanted", ARRAY(Text)))
+    holds: ColumnElement[bool] = lexemes.c.lexemes.op("@>")(parameter("wanted", ARRAY(Text)))
+    if scope.owners is None:
+        return holds
+    return and_(holds, lexemes.c.lexemes.op("&&")(parameter("owners", ARRAY(Text))))
 
 
 def _turns_at(shape: Shape, place: ColumnElement[int]) -> Select[Any]:

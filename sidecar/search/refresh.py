@@ -291,7 +291,8 @@ def _indexed(row: Any) -> Indexed | None:
     texts = read_texts(cells)
     fields = {} if texts.incognito else {name: words.lexemes(texts.field(name)) for name in FIELDS}
     title = None if texts.incognito or texts.title is None else plain(texts.title).replace("\0", " ")
-    fields = {name: found for name, found in fields.items() if found}
+    owner = set() if row.owner is None else {index.lexeme_of(row.owner)}
+    fields = {name: found | owner for name, found in fields.items() if found}
     return Indexed(row.seq, row.id, marker, row.marker, settled, texts.incognito, title, fields)
 
 
