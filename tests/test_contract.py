@@ -17,7 +17,7 @@ from tombstones.table import CREATED, REQUIRED_COLUMNS, SDK_SIDE_TABLES, Shape, 
 MODEL: Any = models.TaskModel.__table__  # SQLAlchemy types it as any clause
 COLUMNS = frozenset(MODEL.columns.keys())
 OURS = {"rowid", "xmin", "ctid", CREATED}
-UNREAD = {"kind", "protocol_version", "metadata"}
+UNREAD = {"protocol_version", "metadata"}
 
 
 async def shape_of(store: rig.Store) -> Shape:
@@ -55,7 +55,7 @@ async def test_our_columns_have_the_models_kinds(store: rig.Store) -> None:
 
 def test_required_columns_are_in_every_shape_of_the_table() -> None:
     """What a store must have is what both shapes have and we read; a NULL is expected where the model allows one."""
-    assert set(REQUIRED_COLUMNS) == COLUMNS - UNREAD - {"owner", "last_updated"}
+    assert set(REQUIRED_COLUMNS) == COLUMNS - UNREAD - {"owner", "last_updated", "kind"}
     assert {"id", "context_id", "kind", "status"} == {column.name for column in MODEL.columns if not column.nullable}
     assert ["id"] == [column.name for column in MODEL.primary_key]
 

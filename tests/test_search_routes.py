@@ -5,7 +5,6 @@ import gzip
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,6 +23,7 @@ from sidecar.search.service import Search
 from tests import rig
 from tests.test_openapi import conforms
 from tests.test_paths import on_sqlite, serving
+from tests.test_search import narrowed
 
 SEARCHING = SEARCH.format(workspace_public_id="default")
 LIST_TOOLS = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
@@ -132,13 +132,7 @@ async def test_long_answers_are_compressed(path: str, wing: Wing) -> None:
 async def test_the_service_is_asked_for_the_owners_of_the_token(store: rig.Store, tmp_path: Path) -> None:
     """The parsed query reaches the service with the owners that the token is narrowed to."""
     tokens = tmp_path / "tokens.toml"
-    row = {
-        "name": "alice",
-        "sha256": sha256(rig.TOKEN.encode()).hexdigest(),
-        "scopes": ["search"],
-        "owners": ["alice"],
-    }
-    tokens.write_bytes(msgspec.toml.encode({"token": [row]}))
+    tokens.write_text(narrowed(rig.TOKEN, "alice"))
     tokens.chmod(0o600)
     app = create_app(rig.config_for(store, token=None, tokens_file=tokens))
     async with rig.client(app) as client:
