@@ -14,6 +14,7 @@ import pytest
 from sidecar.app import create_app
 from sidecar.routes import SESSIONS
 from tests import rig
+from tombstones.retire import BATCH
 
 SEARCH = "/agent_api/v1/workspaces/default/conversation_search"
 CASES = json.loads((Path(__file__).parent / "data/search-cases-dev.json").read_text("utf-8"))["cases"]
@@ -347,9 +348,11 @@ async def indexed_rows(store: rig.Store) -> list[int]:
     return [(await store.raw(f"SELECT count(*) FROM tasks_search_{name}"))[0][0] for name in names]
 
 
-@pytest.mark.parametrize("turns", [3, 300], ids=["short", "long"])
+@pytest.mark.parametrize("turns", [3, BATCH + 10], ids=["short", "long"])
 async def test_a_retired_session_leaves_the_index(turns: int, store: rig.Store, sidecar: httpx.AsyncClient) -> None:
     """C05, C35: retired turns are never found again, whatever is saved late, and none of their words stays."""
+    if store.kind == "postgres" and turns > BATCH:
+        pytest.skip("only SQLite leaves a long session to the sweep")
     task_ids = [await store.turn("chat-a", prompt=f"zebra {n}", text=f"zebra {n}") for n in range(turns)]
     kept = await store.turn("chat-b", prompt=None, text="zebra")
     assert 2 * turns + 2 == len(await found(sidecar, "zebra", limit=50))

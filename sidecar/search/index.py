@@ -464,7 +464,8 @@ def _cells(shape: Shape, owners: frozenset[str] | None) -> Select[Any]:
     keys = select(
         *key_columns(shape),
         shape.tasks.c.context_id,
-        (shape.tasks.c.owner if "owner" in shape.columns else null()).label("owner"),
+        # SQLite may hold an owner that is no text
+        cast(shape.tasks.c.owner if "owner" in shape.columns else null(), String).label("owner"),
         *(turns.c[name] for name in ("seq", "marker", "settled", "fingerprint")),
         shape.row_version.label("version") if not shape.sqlite else null().label("version"),
         func.row_number().over(order_by=turns.c.seq.desc()).label("place"),

@@ -30,7 +30,7 @@ TITLES: dict[Kind, str] = {"sqlite": "SQLite", "postgres": "PostgreSQL"}
 @click.option("--rounds", type=int, default=4, help="How often each variant has its turn.")
 @click.option("--every", type=float, default=1.0, help="Seconds from one poll of a client to its next.")
 @click.option("--worst", "with_worst", is_flag=True, help="Also the worst cases of the index.")
-@click.option("--quick", is_flag=True, help="One round of 0.3 seconds: whether it works, not how fast.")
+@click.option("--quick", is_flag=True, help="One round of 0.1 seconds: whether it works, not how fast.")
 @click.option("--output", type=click.Path(path_type=Path), default=ROOT / "deploy/bench/results.md")
 def main(
     rows: tuple[int, int],
@@ -45,7 +45,7 @@ def main(
     """Measure the sidecar beside its peers and its limit."""
     command, busy = " ".join(["python -m tests.bench", *sys.argv[1:]]), os.getloadavg()[0]
     if quick:
-        seconds, rounds = 0.3, 1
+        seconds, rounds = 0.1, 1
     with tempfile.TemporaryDirectory(prefix="sidecar-bench-", dir=memory()) as folder, Load() as load:
         bench = Bench(load, Path(folder), seconds, rounds, every)
         found = {TITLES[kind]: asyncio.run(_measured(bench, kind, rows, with_worst)) for kind in kinds}
