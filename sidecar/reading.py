@@ -71,8 +71,8 @@ class Reading:
         if self._dialect.name == "sqlite":
             yield
         else:  # one round trip less than the driver's own transaction
-            await self._driver.execute("BEGIN READ ONLY; SET LOCAL plan_cache_mode = force_custom_plan")
-            try:
+            try:  # a caller that is cancelled while it begins must end it, too
+                await self._driver.execute("BEGIN READ ONLY; SET LOCAL plan_cache_mode = force_custom_plan")
                 yield
             finally:
                 await self._driver.execute("COMMIT")

@@ -59,8 +59,8 @@ def table_statements(shape: Shape) -> list[str]:
     if not shape.sqlite and CREATED not in shape.columns:
         # two statements, both instant: a default given together with the column would date every older row
         ddl += [
-            f"ALTER TABLE {_qualified(shape)} ADD COLUMN IF NOT EXISTS {CREATED} timestamptz",
-            f"ALTER TABLE {_qualified(shape)} ALTER COLUMN {CREATED} SET DEFAULT clock_timestamp()",
+            f"ALTER TABLE {shape.qualified()} ADD COLUMN IF NOT EXISTS {CREATED} timestamptz",
+            f"ALTER TABLE {shape.qualified()} ALTER COLUMN {CREATED} SET DEFAULT clock_timestamp()",
         ]
     return ddl
 
@@ -69,7 +69,7 @@ def index_statements(shape: Shape, present: frozenset[str]) -> list[str]:
     """The DDL for those of our indexes that do not stand yet."""
     create = "CREATE INDEX" if shape.sqlite else "CREATE INDEX CONCURRENTLY"
     return [
-        f'{create} IF NOT EXISTS "{name}" ON {_qualified(shape)} {body}'
+        f'{create} IF NOT EXISTS "{name}" ON {shape.qualified()} {body}'
         for name, body in index_bodies(shape).items()
         if name not in present
     ]
@@ -78,9 +78,9 @@ def index_statements(shape: Shape, present: frozenset[str]) -> list[str]:
 def undo_statements(shape: Shape) -> list[str]:
     """Takes our indexes and our column away. Tombstones stay: dropping them would bring back what was retired."""
     drop = "DROP INDEX IF EXISTS" if shape.sqlite else "DROP INDEX CONCURRENTLY IF EXISTS"
-    ddl = [f"{drop} {_qualified(shape, name)}" for name in index_bodies(shape)]
+    ddl = [f"{drop} {shape.qualified(name)}" for name in index_bodies(shape)]
     if not shape.sqlite:
-        ddl.append(f"ALTER TABLE {_qualified(shape)} DROP COLUMN IF EXISTS {CREATED}")
+        ddl.append(f"ALTER TABLE {shape.qualified()} DROP COLUMN IF EXISTS {CREATED}")
     return ddl
 
 
@@ -97,7 +97,7 @@ async def prepare(conn: AsyncConnection, shape: Shape, say: Say, *, dry_run: boo
         shape = _with_creation_order(shape) if dry_run else await introspect(conn, shape.name, shape.schema)
         present, invalid = await indexes(conn, shape)
         # a build that failed leaves an index that is written and never read
-        builds = [f"DROP INDEX CONCURRENTLY IF EXISTS {_qualified(shape, name)}" for name in sorted(invalid)]
+        builds = [f"DROP INDEX CONCURRENTLY IF EXISTS {shape.qualified(name)}" for name in sorted(invalid)]
         builds += index_statements(shape, present - invalid)
         await _run(conn, builds, say, dry_run)
         return len(ddl) + len(builds)
@@ -140,7 +140,7 @@ async def retirement_obstacle(conn: AsyncConnection, shape: Shape) -> str | None
         names = ", ".join(table.name for table in shape.missing_side_tables)
         return None if shape.may_create else f"unavailable: {names} is missing, and the role may not create it"
     for name, privileges in _needed_privileges(shape).items():
-        held = select(*(func.has_table_privilege(_qualified(shape, name), privilege) for privilege in privileges))
+        held = select(*(func.has_table_privilege(shape.qualified(name), privilege) for privilege in privileges))
         lacking = [each for each, has in zip(privileges, (await conn.execute(held)).one(), strict=True) if not has]
         if lacking:
             return f"unavailable: the role lacks {' and '.join(lacking)} on {name}"
@@ -199,7 +199,3 @@ async def _alone(conn: AsyncConnection, shape: Shape) -> AsyncIterator[None]:
         await conn.execute(select(func.pg_advisory_unlock(shape.lock_key)))
         for setting in ("statement_timeout", "lock_timeout"):
             await conn.exec_driver_sql(f"RESET {setting}")
-
-
-def _qualified(shape: Shape, name: str | None = None) -> str:
-    return ".".join(f'"{part}"' for part in (shape.schema, name or shape.name) if part)

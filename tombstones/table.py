@@ -148,6 +148,10 @@ class Shape:
         """The name of one of the indexes that `prepare` makes."""
         return f"{self.name}_sidecar_{purpose}"
 
+    def qualified(self, name: str | None = None) -> str:
+        """A table of the store, the task table itself or one beside it, as SQL spells it."""
+        return ".".join(f'"{part}"' for part in (self.schema, name or self.name) if part)
+
     @property
     def can_walk(self) -> bool:
         """The newest rows can be walked one by one, and a session's rows counted, along indexes."""

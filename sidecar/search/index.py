@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from heapq import merge
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -43,7 +44,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
-from sqlalchemy.types import TypeEngine
+from sqlalchemy.types import TypeEngine, UserDefinedType
 
 from sidecar.reading import STATEMENTS_KEPT, Reading, parameter
 from sidecar.search.entries import FIELDS
@@ -62,10 +63,14 @@ _ALL_BYTES = 2**62
 
 
 class Horizon(NamedTuple):
-    """What tells the rows that may have changed since a survey: PostgreSQL's transactions, SQLite's rows and times."""
+    """What tells the rows that may have changed since a survey: PostgreSQL's transactions, SQLite's rows and times.
+
+    `newest` is the id in SQLite's last row, whose number is given again once it is deleted.
+    """
 
     transaction: int | None
     row: int | None
+    newest: str | None
     time: str | None
 
 
@@ -88,7 +93,9 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class Indexed:
-    """One turn as it was read: its marker, the one that this replaces, and per field its distinct lexemes."""
+    """One turn as it was read: its marker, the one that this replaces, per field its distinct lexemes as `written`,
+    and how many they are together.
+    """
 
     seq: int
     task_id: str
@@ -97,20 +104,29 @@ class Indexed:
     settled: str | None
     incognito: bool
     title: str | None
-    fields: dict[str, frozenset[str]]
+    fields: dict[str, str]
+    weight: int
 
 
 async def version(conn: Reading, shape: Shape) -> tuple[Hashable, Hashable] | None:
-    """Which PostgreSQL it is, and what stands there until any transaction begins or ends; None on SQLite."""
+    """Which PostgreSQL and which index it is, and what stands there until any transaction begins or ends; None on
+    SQLite.
+    """
     if shape.sqlite:
         return None
-    (row,) = await conn.fetch(_VERSION)
-    return row.started, row.snapshot
+    (row,) = await conn.fetch(_version(shape))
+    return (row.started, row.file), row.snapshot
 
 
-_VERSION = select(
-    func.pg_postmaster_start_time().label("started"), cast(func.txid_current_snapshot(), Text).label("snapshot")
-)
+@lru_cache(STATEMENTS_KEPT)
+def _version(shape: Shape) -> Select[Any]:
+    # a table that was dropped and made again, or emptied, has another file
+    table = func.to_regclass(literal(shape.qualified(shape.search.turns.name)))
+    return select(
+        func.pg_postmaster_start_time().label("started"),
+        func.pg_relation_filenode(table).label("file"),
+        cast(func.txid_current_snapshot(), Text).label("snapshot"),
+    )
 
 
 async def is_begun(conn: Reading, shape: Shape) -> bool:
@@ -133,7 +149,7 @@ async def survey(
     """
     values = {"fingerprint": fingerprint, "below": below, "context_id": context_id, "rows": KEYS_AT_ONCE}
     if since is not None:
-        values |= since._asdict() | _before(since)
+        values |= {**since._asdict(), "time": _a_little_before(since.time)}
     *listed, counts = await conn.fetch(_survey(shape, context_id is not None, since is not None), values)
     has_all = since is None and context_id is None
     return Survey(
@@ -144,22 +160,17 @@ async def survey(
         counts.registered,
         max(counts.registered - counts.table_rows + counts.missing, 0) if has_all else 0,
         bool(counts.is_built),
-        Horizon(counts.transaction, counts.row, counts.time),
+        Horizon(counts.transaction, counts.row, counts.newest, counts.time),
     )
 
 
-def _before(since: Horizon) -> dict[str, Any]:
-    """SQLite gives the rowid of a newest row that was deleted again, and clocks and saves are out of order for a while:
-    the horizon is looked for a little before itself.
-    """
-    time = moment(since.time)
-    return {
-        "row": None if since.row is None else since.row - _ROWS_BEFORE,
-        "time": "" if time is None else (max(time, _EARLIEST) - _TIME_BEFORE).isoformat(" ", "microseconds"),
-    }
+def _a_little_before(time: str | None) -> str:
+    """SQLite's horizon is looked for a little before itself: clocks and saves are out of order for a while."""
+    found = moment(time)
+    return "" if found is None else (max(found, _EARLIEST) - _OUT_OF_ORDER).isoformat(" ", "microseconds")
 
 
-_ROWS_BEFORE, _TIME_BEFORE = 1_000, timedelta(minutes=10)
+_OUT_OF_ORDER = timedelta(minutes=10)
 _EARLIEST = datetime(1, 1, 2)
 
 
@@ -250,9 +261,9 @@ async def store(conn: AsyncConnection, shape: Shape, fingerprint: str, read: Seq
     if known:
         await conn.execute(delete(lexemes).where(shape.search.place.in_(known)))
     added = [
-        {"at": _places(each.seq)[FIELDS.index(name)], "words": _spelled(shape, words)}
+        {"at": _places(each.seq)[FIELDS.index(name)], "words": written}
         for each in fresh
-        for name, words in each.fields.items()
+        for name, written in each.fields.items()
     ]
     if added:
         await conn.execute(_new_lexemes(shape), added)
@@ -284,8 +295,18 @@ def spelled(lexeme: str) -> str:
 _HEX = "\u00ff"
 
 
-def _spelled(shape: Shape, lexemes: Iterable[str]) -> str:
-    return " ".join(map(spelled, lexemes)) if shape.sqlite else "\n".join(lexemes)
+def written(lexemes: Iterable[str], *, sqlite: bool) -> str:
+    """A field's lexemes as `store` hands them to the database; call it in a worker thread.
+
+    They are sorted: a quarter of a million and more then hold SQLite's lock for a fraction of the time, as FTS5 merges
+    what follows one another at no cost. Sorted in pieces, since one long sort stops all other threads.
+    """
+    words = list(map(spelled, lexemes) if sqlite else lexemes)
+    pieces = (sorted(words[start : start + _SORTED_AT_ONCE]) for start in range(0, len(words), _SORTED_AT_ONCE))
+    return (" " if sqlite else "\n").join(merge(*pieces))
+
+
+_SORTED_AT_ONCE = 10_000
 
 
 def _values(indexed: Indexed) -> dict[str, Any]:
@@ -331,6 +352,7 @@ _COUNTS: dict[str, TypeEngine[Any]] = {
     "is_built": Boolean(),
     "transaction": BigInteger(),
     "row": BigInteger(),
+    "newest": Text(),
     "time": Text(),
 }
 
@@ -373,20 +395,29 @@ def _horizon(shape: Shape) -> dict[str, ColumnElement[Any]]:
     if not shape.sqlite:
         # whatever is not seen by this statement comes from this transaction or a later one
         oldest = func.txid_snapshot_xmin(func.txid_current_snapshot())
-        return {"transaction": oldest, "row": null(), "time": null()}
-    row, time = (select(func.max(column)).scalar_subquery() for column in (shape.tasks.c.rowid, shape.last_updated))
-    return {"transaction": null(), "row": func.coalesce(row, 0), "time": func.coalesce(time, "")}
+        return {"transaction": oldest, "row": null(), "newest": null(), "time": null()}
+    tasks = shape.tasks
+    row, time = (select(func.max(column)).scalar_subquery() for column in (tasks.c.rowid, shape.last_updated))
+    newest = select(tasks.c.id).order_by(tasks.c.rowid.desc()).limit(1).scalar_subquery()
+    return {
+        "transaction": null(),
+        "row": func.coalesce(row, 0),
+        "newest": newest,
+        "time": func.coalesce(time, ""),
+    }
 
 
 def _may_have_changed(shape: Shape) -> ColumnElement[bool]:
     """Rows saved since the horizon. On SQLite: new ones, those as late, and those that had not ended."""
     tasks, turns = shape.tasks, shape.search.turns
     if not shape.sqlite:
-        begun = func.txid_snapshot_xmax(func.txid_current_snapshot()) - parameter("transaction", BigInteger())
+        # xmin is the transaction's number modulo 2**32, which only `age` can compare
+        number = parameter("transaction", BigInteger()) % literal_column(str(2**32))
+        since = func.age(cast(cast(number, Text), _TransactionNumber()))
         # a subquery is asked once, an expression for every row
-        return func.age(tasks.c.xmin) <= select(begun + _BEGUN_MEANWHILE).scalar_subquery()
+        return func.age(tasks.c.xmin) <= select(since).scalar_subquery()
     rows = select(tasks.c.rowid)
-    ranges = [tasks.c.rowid > parameter("row", BigInteger())]
+    ranges = [tasks.c.rowid > case((_stands(shape), parameter("row", BigInteger())), else_=_BEFORE_ALL_ROWS)]
     ranges += shape.undated_ranges if shape.can_walk else [shape.undated()]
     if "last_updated" in shape.columns:
         ranges.append(tasks.c.last_updated >= parameter("time", Text()))
@@ -395,8 +426,23 @@ def _may_have_changed(shape: Shape) -> ColumnElement[bool]:
     return tasks.c.rowid.in_(union(*(each.correlate(None) for each in (unfinished, *map(rows.where, ranges)))))
 
 
-# transactions between the statement's snapshot and its first look at their counter
-_BEGUN_MEANWHILE = 100
+class _TransactionNumber(UserDefinedType[str]):
+    """PostgreSQL's `xid`."""
+
+    def get_col_spec(self, **_: Any) -> str:
+        return "xid"
+
+
+_BEFORE_ALL_ROWS: ColumnElement[int] = literal_column(str(-(2**63)))
+
+
+def _stands(shape: Shape) -> ColumnElement[bool]:
+    """The horizon's last row is there and registered: then no number up to its own was given again, and none of a
+    turn that the index has lost.
+    """
+    row, turn = shape.tasks.alias("last_row"), shape.search.turns.alias("last_turn")
+    is_last = and_(row.c.rowid == parameter("row", BigInteger()), row.c.id == parameter("newest", Text()))
+    return exists(select(literal(1)).select_from(row.join(turn, is_row(shape, turn, row))).where(is_last))
 
 
 _TIMESTAMP: ColumnElement[str] = literal_column(r"""'"timestamp"\s*:\s*"([^"]*)"'""")

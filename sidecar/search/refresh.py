@@ -66,8 +66,12 @@ class _Work:
     done: int = 0
     is_clean: bool = True
     """Nothing was stored, and nothing failed: the index is as it was, and right."""
+    skipped: int = 0
+    """Turns that the database took too long to store."""
     was_overtaken: bool = False
-    """A turn was registered by another meanwhile, or stored from what may have been an older row."""
+    """A turn was registered by another meanwhile, who may not have read it yet, or stored, from what may have been an
+    older row.
+    """
 
     @property
     def is_over(self) -> bool:
@@ -75,7 +79,7 @@ class _Work:
 
     @property
     def pending(self) -> int:
-        return max(self.todo - self.done, 0)
+        return max(self.todo - self.done, 0) + self.skipped
 
     def begin_again(self, todo: int) -> None:
         """So much is to be done still: on SQLite turns that had been done may be among it."""
@@ -185,9 +189,11 @@ class Refresher:
                 await self._read(work, (await self._survey(None, context_id=first)).seqs)
                 work.done = 0  # those are not behind any more
             seqs = sorted(found.seqs + seqs, reverse=True)
-            while not work.is_over and await self._read(work, seqs):
+            while not work.is_over and not await self._read(work, seqs):
                 if found.unregistered + found.outdated <= index.KEYS_AT_ONCE and not work.was_overtaken:
                     work.done = work.todo
+                    if work.skipped:
+                        return
                     if self._horizon is None:
                         self._look_at_all = time.monotonic() + LOOK_EVERY_SECONDS
                     self._horizon = first_look.horizon
@@ -229,24 +235,27 @@ class Refresher:
             seqs += given
         return seqs
 
-    async def _read(self, work: _Work, seqs: list[int]) -> bool:
-        """Reads turns, and stores what has changed; answers whether there was time for all."""
-        while seqs:
-            if work.is_over:
-                return False
+    async def _read(self, work: _Work, seqs: list[int]) -> list[int]:
+        """Reads turns, and stores what has changed; answers those that there was no time for."""
+        while seqs and not work.is_over:
             some, seqs = seqs[:_ROWS_A_READ], seqs[_ROWS_A_READ:]
             rows = await self._database.read(index.read, some, self._cap, _BYTES_A_READ)
             await self._store(work, [row for row in rows if row.fits])
             too_large = [row.seq for row in rows if not row.fits]
             work.advance(len(some) - len(too_large))
             seqs = too_large + seqs
-        return True
+        return seqs
 
     async def _store(self, work: _Work, rows: Sequence[Any]) -> None:
-        changed = await asyncio.to_thread(lambda: [each for each in map(_indexed, rows) if each is not None])
+        sqlite = self._database.is_sqlite
+        changed = await asyncio.to_thread(lambda: [each for row in rows if (each := _indexed(row, sqlite=sqlite))])
         for some in _by_weight(changed):
             work.is_clean = False
-            stored = await self._database.write(index.store, words.fingerprint(), some, self._cap)
+            try:
+                stored = await self._database.write(index.store, words.fingerprint(), some, self._cap)
+            except Busy:  # one turn of too many words must not stand before all older ones
+                work.skipped += len(some)
+                continue
             work.was_overtaken |= stored < len(some)
             work.done -= len(some) - stored
 
@@ -269,10 +278,9 @@ class Refresher:
         work = _Work(time.monotonic() + SWEEP_SECONDS, lambda done, todo: None)
         try:
             while not work.is_over and (seqs := await self._database.read(index.registered, self._swept_to)):
-                for some in _slices(seqs, _ROWS_A_READ):
-                    if not await self._read(work, list(some)):
-                        return
-                    self._swept_to = some[-1]
+                left = await self._read(work, seqs)
+                # those left begin with the newest of them
+                self._swept_to = left[0] + 1 if left else seqs[-1]
             if not work.is_over:
                 self._swept_to, self._swept = index.AFTER_ALL, self._sweeping
                 self._sweep_at = time.monotonic() + LOOK_EVERY_SECONDS
@@ -280,7 +288,7 @@ class Refresher:
             return
 
 
-def _indexed(row: Any) -> Indexed | None:
+def _indexed(row: Any, *, sqlite: bool) -> Indexed | None:
     """What is stored of a turn, or None when that has not changed."""
     cells = Cells(*(getattr(row, f"{name}_text") for name in CELLS))
     marker = index.marker_of(row)
@@ -292,8 +300,9 @@ def _indexed(row: Any) -> Indexed | None:
     fields = {} if texts.incognito else {name: words.lexemes(texts.field(name)) for name in FIELDS}
     title = None if texts.incognito or texts.title is None else plain(texts.title).replace("\0", " ")
     owner = set() if row.owner is None else {index.lexeme_of(row.owner)}
-    fields = {name: found | owner for name, found in fields.items() if found}
-    return Indexed(row.seq, row.id, marker, row.marker, settled, texts.incognito, title, fields)
+    weight = sum(map(len, fields.values()))
+    stored = {name: index.written(found | owner, sqlite=sqlite) for name, found in fields.items() if found}
+    return Indexed(row.seq, row.id, marker, row.marker, settled, texts.incognito, title, stored, weight)
 
 
 def _slices(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
@@ -305,11 +314,10 @@ def _by_weight(turns: Iterable[Indexed]) -> Iterator[list[Indexed]]:
     some: list[Indexed] = []
     weight = 0
     for turn in turns:
-        size = sum(map(len, turn.fields.values()))
-        if some and (weight + size > _LEXEMES_A_WRITE or len(some) == _TURNS_A_WRITE):
+        if some and (weight + turn.weight > _LEXEMES_A_WRITE or len(some) == _TURNS_A_WRITE):
             yield some
             some, weight = [], 0
         some.append(turn)
-        weight += size
+        weight += turn.weight
     if some:
         yield some
