@@ -25,7 +25,7 @@ from tombstones.table import create_search_tables
 WORK_SECONDS = 2.0
 """How long a search works on the index before it answers with what is indexed."""
 LOOK_EVERY_SECONDS = 60.0
-SWEEP_SECONDS = 0.25
+SWEEP_SECONDS = 0.1
 _ROWS_A_READ = 64
 _BYTES_A_READ = 2**22
 # Storing so much holds SQLite's write lock for 5 to 20 ms.
