@@ -1,4 +1,4 @@
-"""Faults that a review of the search wing looked for: each test holds what the wing promises."""
+"""What a search could miss, or show too long: faults that a review looked for, each held by a test."""
 
 import asyncio
 
