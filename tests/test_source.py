@@ -55,7 +55,7 @@ LEVELS = {
         "sidecar.search.words",
     ),
     4: ("sidecar.edge", "sidecar.turns", "sidecar.sweeper", "sidecar.search.excerpt", "sidecar.search.queries"),
-    5: ("sidecar.index", "sidecar.sessions", "sidecar.doctor", "sidecar.search.index"),
+    5: ("sidecar.index", "sidecar.sessions", "sidecar.doctor", "sidecar.search.index", "sidecar.search.survey"),
     6: (
         "sidecar.routes",
         "sidecar.search.refresh",

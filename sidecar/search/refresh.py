@@ -14,9 +14,10 @@ from typing import Any
 from sidecar.config import Config
 from sidecar.db import Database, UnforeseenFaultError
 from sidecar.errors import Busy, ReadOnly, SearchUnavailable, TombstonesUnavailable
-from sidecar.search import index, words
+from sidecar.search import index, survey, words
 from sidecar.search.entries import FIELDS, Cells, read_texts
-from sidecar.search.index import Horizon, Indexed, Survey
+from sidecar.search.index import Indexed
+from sidecar.search.survey import Horizon, Survey
 from sidecar.sweeper import PAUSE_SECONDS
 from sidecar.wire import CELLS, plain
 from tombstones.state import FINISHED, read_status
@@ -107,7 +108,7 @@ class Refresher:
         self._horizon: Horizon | None = None
         self._look_at_all = 0.0
         # the look at every turn of a SQLite file: how far it is, of which version it is, and was the last one
-        self._swept_to = index.AFTER_ALL
+        self._swept_to = survey.AFTER_ALL
         self._sweeping: Hashable = None
         self._swept: Hashable = None
         self._sweep_at = time.monotonic() + LOOK_EVERY_SECONDS
@@ -153,7 +154,7 @@ class Refresher:
 
     async def _version(self) -> tuple[Hashable, Hashable] | None:
         """Which file or server it is, and what stands there until anybody commits; None when it cannot be told."""
-        return await self._database.version() or await self._database.read(index.version)
+        return await self._database.version() or await self._database.read(survey.version)
 
     async def _begin(self) -> None:
         """Creates the index where there is none. Raises SearchUnavailable."""
@@ -163,7 +164,7 @@ class Refresher:
             except words.AnalyzerMismatchError as error:
                 raise SearchUnavailable(f"{error}.") from error
             self._is_checked = True
-        if await self._database.read(index.is_begun):
+        if await self._database.read(survey.is_begun):
             return
         try:
             await self._database.write(create_search_tables)
@@ -190,7 +191,7 @@ class Refresher:
                 work.done = 0  # those are not behind any more
             seqs = sorted(found.seqs + seqs, reverse=True)
             while not work.is_over and not await self._read(work, seqs):
-                if found.unregistered + found.outdated <= index.KEYS_AT_ONCE and not work.was_overtaken:
+                if found.unregistered + found.outdated <= survey.KEYS_AT_ONCE and not work.was_overtaken:
                     work.done = work.todo
                     if work.skipped:
                         return
@@ -202,7 +203,7 @@ class Refresher:
                     found = await self._survey(self._horizon)
                     work.begin_again(found.unregistered + found.outdated)
                 else:
-                    found = await self._survey(self._horizon, min(seqs, default=index.AFTER_ALL))
+                    found = await self._survey(self._horizon, min(seqs, default=survey.AFTER_ALL))
                 seqs = sorted(found.seqs, reverse=True)
         except Busy:  # what is indexed can be searched all the same
             work.is_clean = False
@@ -210,13 +211,13 @@ class Refresher:
             raise SearchUnavailable(f"The search index cannot be written. {error.detail}") from error
 
     async def _survey(
-        self, since: Horizon | None, below: int = index.AFTER_ALL, context_id: str | None = None
+        self, since: Horizon | None, below: int = survey.AFTER_ALL, context_id: str | None = None
     ) -> Survey:
         fingerprint = await asyncio.to_thread(words.fingerprint)
-        return await self._database.read(index.survey, fingerprint, since, below, context_id)
+        return await self._database.read(survey.survey, fingerprint, since, below, context_id)
 
     async def _prune(self, work: _Work, number: int) -> None:
-        while number > 0 and not work.is_over and (seqs := await self._database.read(index.orphans)):
+        while number > 0 and not work.is_over and (seqs := await self._database.read(survey.orphans)):
             for some in _slices(seqs, _TURNS_A_WRITE):
                 await self._pause(work)
                 work.is_clean = False
@@ -273,16 +274,16 @@ class Refresher:
         """Goes on with the look at every turn, for a moment, when one is due."""
         if time.monotonic() < self._sweep_at or (version is not None and self._swept == version):
             return
-        if self._swept_to == index.AFTER_ALL:
+        if self._swept_to == survey.AFTER_ALL:
             self._sweeping = version
         work = _Work(time.monotonic() + SWEEP_SECONDS, lambda done, todo: None)
         try:
-            while not work.is_over and (seqs := await self._database.read(index.registered, self._swept_to)):
+            while not work.is_over and (seqs := await self._database.read(survey.registered, self._swept_to)):
                 left = await self._read(work, seqs)
                 # those left begin with the newest of them
                 self._swept_to = left[0] + 1 if left else seqs[-1]
             if not work.is_over:
-                self._swept_to, self._swept = index.AFTER_ALL, self._sweeping
+                self._swept_to, self._swept = survey.AFTER_ALL, self._sweeping
                 self._sweep_at = time.monotonic() + LOOK_EVERY_SECONDS
         except (Busy, ReadOnly):  # the next search meets it, too
             return
