@@ -59,6 +59,13 @@ def kind(request: pytest.FixtureRequest) -> rig.Kind:
 
 
 @pytest.fixture
+def sqlite_suffices(kind: rig.Kind, full: bool) -> None:
+    """For what takes long and hangs on no database: PostgreSQL has its turn with --full."""
+    if kind == "postgres" and not full:
+        pytest.skip("on SQLite alone; --full runs it on PostgreSQL, too")
+
+
+@pytest.fixture
 def server(kind: rig.Kind, request: pytest.FixtureRequest) -> Server | None:
     """The PostgreSQL when the test's kind needs one: tests on SQLite alone start none."""
     return request.getfixturevalue("cluster") if kind == "postgres" else None

@@ -23,6 +23,7 @@ ROUNDS, CLIENTS = 3, 12
 GROWTH_MIB = 24
 
 
+@pytest.mark.usefixtures("sqlite_suffices")
 async def test_rounds_of_exhaustion_leave_nothing_behind(store: rig.Store, full: bool) -> None:
     """Each fault is answered, /livez all the while; descriptors return exactly, memory stops growing."""
     await store.turn("chat-small")

@@ -22,7 +22,7 @@ class Size(NamedTuple):
     seconds: float
 
 
-CI, FULL = Size(50, 20, 4), Size(500, 20, 60)
+CI, FULL = Size(50, 20, 2), Size(500, 20, 60)
 
 
 def planned(size: Size) -> Iterator[Planned]:

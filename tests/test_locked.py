@@ -100,6 +100,8 @@ async def test_locked_by_a_writer(journal: str, begin: str, store: rig.Store, pr
 
     Only a writer in its commit without WAL keeps everybody out: reads give up after the statement timeout.
     """
+    if (journal, begin) == ("delete", "IMMEDIATE") and not full:
+        pytest.skip("between the two others; --full runs it")
     reads_go_on = begin == "IMMEDIATE"
     locked_seconds, timeout = (10.0, 5.0) if full else (3.0, 1.0) if reads_go_on else (4.0, 3.0)
     await store.raw(f"PRAGMA journal_mode = {journal}")

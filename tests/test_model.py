@@ -244,4 +244,4 @@ def test_any_sequence_is_read_as_the_model_reads_it(full: bool, world: World) ->
             super().__init__(world)
 
     steps = {"stateful_step_count": 100 if full else 15}
-    run_state_machine_as_test(Here, settings=sized(full, 8, 300, **steps))
+    run_state_machine_as_test(Here, settings=sized(full, 5, 300, **steps))

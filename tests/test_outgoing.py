@@ -363,6 +363,7 @@ PEAK_MIB = 256
 
 
 @pytest.mark.parametrize(("kind", "encoding"), [("sqlite", "identity"), ("postgres", "identity"), ("sqlite", "gzip")])
+@pytest.mark.usefixtures("sqlite_suffices")
 async def test_memory(encoding: str, store: rig.Store, full: bool) -> None:
     """Sixteen answers of 8 MiB at once, half of which wait to be sent, cost a bounded memory."""
     if encoding == "gzip" and not full:

@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
+import itertools
 import random
 import statistics
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from itertools import count, cycle
@@ -167,9 +168,11 @@ async def test_deleted_turns_are_never_found(store: rig.Store, tmp_path: Path, f
 # --- a turn that says now this, now that
 
 
-async def flip(store: rig.Store, saves: int, over: asyncio.Event) -> None:
-    """A turn that holds `alpha` and `beta` in turn, saved as fast as it goes."""
-    for number in range(saves):
+async def flip(store: rig.Store, saves: int, over: asyncio.Event, was_seen: Callable[[], bool]) -> None:
+    """A turn that holds `alpha` and `beta` in turn, saved as fast as it goes, until it was seen."""
+    for number in itertools.count():
+        if number >= saves and (was_seen() or number >= 20 * saves):
+            break
         word = ("alpha", "beta")[number % 2]
         await store.turn("chat-flips", "working", f"{word} number {number}", None, task_id="flipping")
         await asyncio.sleep(0.001)
@@ -205,7 +208,7 @@ async def test_no_page_is_wrong_short_or_twice(store: rig.Store, open_sidecar: r
             assert list(reversed(standing)) == [each for each in turns if each != first]
 
     async with asyncio.TaskGroup() as fire:
-        fire.create_task(flip(store, 2_000 if full else 150, over))
+        fire.create_task(flip(store, 2_000 if full else 100, over, lambda: flips > 0))
         for client, word, limit in zip(sidecars, ("alpha", "beta"), (4, 3), strict=True):
             fire.create_task(walk(client, word, limit))
     print(f"\n{store.kind}: {pages} pages; the flipping turn was among {flips} walks")
@@ -415,6 +418,7 @@ async def positions(store: rig.Store) -> dict[str, tuple[int, int]]:
     return {row.task_id: (row.seq, row.position) for row in rows}
 
 
+@pytest.mark.usefixtures("sqlite_suffices")
 async def test_killed_while_it_builds_the_index(
     store: rig.Store, sidecar: httpx.AsyncClient, prepare: rig.Prepare, full: bool
 ) -> None:

@@ -354,6 +354,7 @@ def by_rename(data: Path, text: str) -> None:
     new.replace(data / "tokens")
 
 
+@pytest.mark.usefixtures("sqlite_suffices")
 async def test_rotation_under_load(store: rig.Store, tmp_path: Path, full: bool) -> None:
     """32 clients change from token to token and meet no 401; a dropped token is refused within five seconds."""
     await store.turn("chat-a")

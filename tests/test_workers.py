@@ -101,6 +101,7 @@ def refuses(sidecar: Sidecar) -> bool:
     return False
 
 
+@pytest.mark.usefixtures("sqlite_suffices")
 async def test_all_workers_give_the_same_answers(store: rig.Store) -> None:
     """Each worker takes connections; bodies and validators are the same, so one's validator is good for another."""
     for number in range(5):
@@ -115,6 +116,7 @@ async def test_all_workers_give_the_same_answers(store: rig.Store) -> None:
             assert [304] * 3 == [client.get(path, headers=known).status_code for client in clients.values()]
 
 
+@pytest.mark.usefixtures("sqlite_suffices")
 async def test_a_deletion_is_seen_by_all_workers(store: rig.Store) -> None:
     """After the 200 to a DELETE no worker shows a turn: on old connections and new ones, with the old validator too."""
     sessions = [f"chat-{number}" for number in range(4)]
@@ -323,10 +325,10 @@ async def test_nothing_outlives_a_killed_parent(store: rig.Store, tmp_path: Path
 
 
 @on_postgres
-async def test_sidecars_start_together_on_an_empty_store(store: rig.Store) -> None:
-    """The first requests to four sidecars of two workers each are all answered, though all find our tables missing."""
+async def test_sidecars_start_together_on_an_empty_store(store: rig.Store, full: bool) -> None:
+    """The first requests to sidecars of two workers each are all answered, though all find our tables missing."""
     with ExitStack() as opened, ThreadPoolExecutor(32) as pool:
-        starting = [pool.submit(opened.enter_context, working(store.url, 2)) for _ in range(4)]
+        starting = [pool.submit(opened.enter_context, working(store.url, 2)) for _ in range(4 if full else 2)]
         sidecars = [each.result() for each in starting]
         answers = list(pool.map(Sidecar.get, sidecars * 8))
         assert {(200, b'{"sessions":[]}')} == {(each.status_code, each.content) for each in answers}
