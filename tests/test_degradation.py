@@ -708,6 +708,7 @@ async def test_lock_too_long_for_a_delete(store: rig.Store, open_sidecar: rig.Op
     assert [0, 0, 0] == [await count(store, table) for table in SIDE_TABLES]
 
 
+@pytest.mark.usefixtures("sqlite_suffices")
 async def test_delete_behind_a_producer(store: rig.Store, sidecar: httpx.AsyncClient) -> None:
     """A DELETE gives up on the lock of a producer's save within three seconds, and changes nothing."""
     await store.turn("chat-a")

@@ -5,6 +5,8 @@ from datetime import timedelta
 from random import Random
 from typing import NamedTuple
 
+import pytest
+
 from tests import rig
 from tests.bench.generate import START, Planned, load
 from tests.bench.load import Job, Load, request
@@ -41,6 +43,7 @@ def requests(size: Size, port: int) -> tuple[str, ...]:
     return tuple(request(port, path, HEADERS) for path in paths)
 
 
+@pytest.mark.usefixtures("sqlite_suffices")
 async def test_load_is_held(store: rig.Store, full: bool) -> None:
     """32 clients get nothing but 200, and no save of the agent fails."""
     size = FULL if full else CI

@@ -179,6 +179,7 @@ async def assert_small_ones_pass(server: Server) -> None:
 
 
 @on_sqlite
+@pytest.mark.usefixtures("sqlite_suffices")
 async def test_room_is_full(start: Start) -> None:
     """Who asks for a large answer beyond the room waits two seconds and is refused; the others notice nothing."""
     server = await start()
@@ -198,6 +199,7 @@ async def test_room_is_full(start: Start) -> None:
 
 
 @on_sqlite
+@pytest.mark.usefixtures("sqlite_suffices")
 async def test_small_turns_while_many_wait_for_room(start: Start) -> None:
     """As many waiting for room as there are readers do not keep the turns of a small session waiting."""
     server = await start(pool_size=2)

@@ -128,6 +128,7 @@ OPERATIONS = {f"{method.upper()} {path}" for path, item in document()["paths"].i
 
 # what a message to the tools may hold is free, and Hypothesis warns of writing out what it made of that
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")
+@pytest.mark.usefixtures("sqlite_suffices")
 async def test_every_answer_is_as_published(full: bool, store: rig.Store) -> None:
     """No request, valid or not, alone or after others, is answered otherwise than the description says."""
     for number in range(3):

@@ -179,6 +179,7 @@ async def flip(store: rig.Store, saves: int, over: asyncio.Event, was_seen: Call
     over.set()
 
 
+@pytest.mark.usefixtures("sqlite_suffices")
 async def test_no_page_is_wrong_short_or_twice(store: rig.Store, open_sidecar: rig.OpenSidecar, full: bool) -> None:
     """While one turn flips between two words, every match holds the word, and the other matches come once each."""
     standing = [await store.turn("chat-stands", text=f"alpha beta {n}", prompt=None) for n in range(10)]

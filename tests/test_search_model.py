@@ -437,7 +437,7 @@ def world(cluster: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 def test_both_databases_find_what_the_model_finds(full: bool, world: World) -> None:
     """Matches, their order, excerpts, titles, positions and pages are the same whatever happens between the pages."""
-    for seed in range(100 if full else 6):
+    for seed in range(100 if full else 4):
         print(f"seed {seed}")
         Story(world, seed).tell(120 if full else 60)
     print(f"{world.pages} pages with {world.matches} matches, each from both databases and as the model has it")
