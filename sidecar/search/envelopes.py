@@ -11,7 +11,7 @@ from sidecar.search.entries import Cells, read_texts
 from sidecar.search.excerpt import excerpt
 from sidecar.search.execution import Selection, snapshot
 from sidecar.search.history import TargetMissingError, Window
-from sidecar.search.index import marker_of
+from sidecar.search.index import cells_of, marker_of
 from sidecar.search.keyword import Hit
 from sidecar.search.queries import HistoryQuery
 from sidecar.turns import moment
@@ -34,11 +34,6 @@ class Told:
     texts: dict[str, str]
     cells: Cells
     left_out: frozenset[str]
-
-
-def cells_of(row: Any) -> Cells:
-    """The cells of a row as `index.read` gives it."""
-    return Cells(*(getattr(row, f"{name}_text") for name in CELLS))
 
 
 def matches(

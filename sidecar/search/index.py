@@ -22,10 +22,12 @@ from sqlalchemy import (
     FromClause,
     Select,
     String,
+    TableValuedAlias,
     Text,
     and_,
     bindparam,
     cast,
+    column,
     delete,
     exists,
     func,
@@ -40,7 +42,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sidecar.reading import STATEMENTS_KEPT, Reading, parameter
-from sidecar.search.entries import FIELDS
+from sidecar.search.entries import FIELDS, Cells
 from sidecar.turns import key_columns, with_cells
 from sidecar.wire import CELLS
 from tombstones.forget import forget
@@ -80,6 +82,11 @@ async def read(
     return sorted(rows, key=lambda row: -row.seq)
 
 
+def cells_of(row: Any) -> Cells:
+    """The cells of a row that was read."""
+    return Cells(*(getattr(row, f"{name}_text") for name in CELLS))
+
+
 def marker_of(row: Any) -> str:
     """The version of a row with its cells; of a cell that was too large to be read, its size stands for it."""
     if row.version is not None:
@@ -97,6 +104,14 @@ def lexeme_of(owner: str) -> str:
     No word begins with a control character.
     """
     return f"\1{hashlib.blake2b(owner.encode(errors='replace'), digest_size=16).hexdigest()}"
+
+
+def numbers(shape: Shape, name: str) -> TableValuedAlias:
+    """A parameter's numbers as rows with a `value`: a JSON array on SQLite, an array on PostgreSQL."""
+    value = column("value", BigInteger)
+    if shape.sqlite:
+        return func.json_each(parameter(name, String())).table_valued(value)
+    return func.unnest(parameter(name, ARRAY(BigInteger))).table_valued(value).render_derived(name=name)
 
 
 def is_row(shape: Shape, turns: FromClause | None = None, tasks: FromClause | None = None) -> ColumnElement[bool]:
@@ -265,17 +280,14 @@ def has_row(shape: Shape) -> ColumnElement[bool]:
 @lru_cache(STATEMENTS_KEPT)
 def _cells(shape: Shape, owners: frozenset[str] | None) -> Select[Any]:
     turns = shape.search.turns
-    if shape.sqlite:
-        wanted = func.json_each(parameter("wanted", String())).table_valued("value")
-    else:
-        wanted = func.unnest(parameter("wanted", ARRAY(BigInteger))).table_valued("value").render_derived(name="wanted")
+    wanted = numbers(shape, "wanted")
     keys = select(
         *key_columns(shape),
         shape.tasks.c.context_id,
         # SQLite may hold an owner that is no text
         cast(shape.tasks.c.owner if "owner" in shape.columns else null(), String).label("owner"),
         *(turns.c[name] for name in ("seq", "marker", "settled", "fingerprint")),
-        shape.row_version.label("version") if not shape.sqlite else null().label("version"),
+        shape.row_version.label("version"),
         func.row_number().over(order_by=turns.c.seq.desc()).label("place"),
     )
     keys = keys.select_from(turns).join(shape.tasks, is_row(shape))

@@ -18,12 +18,9 @@ from sqlalchemy import (
     Integer,
     ScalarSelect,
     Select,
-    String,
     Text,
     and_,
-    column,
     exists,
-    func,
     literal,
     literal_column,
     select,
@@ -33,7 +30,7 @@ from sqlalchemy import (
 from sidecar.index import Scope
 from sidecar.reading import STATEMENTS_KEPT, Reading, parameter
 from sidecar.search.entries import FIELDS
-from sidecar.search.index import is_row, lexeme_of, spelled
+from sidecar.search.index import is_row, lexeme_of, numbers, spelled
 from tombstones.search_tables import FIELDS_A_TURN
 from tombstones.table import Shape
 
@@ -116,11 +113,7 @@ def _places(shape: Shape, scope: Scope) -> Select[Any]:
 def _hits(shape: Shape, scope: Scope) -> Select[Any]:
     """Those of the fields that may be seen, and the titles that hold the words."""
     place, after = shape.search.place, parameter("after", BigInteger())
-    value = column("value", BigInteger)
-    if shape.sqlite:
-        given = func.json_each(parameter("places", String())).table_valued(value)
-    else:
-        given = func.unnest(parameter("places", ARRAY(BigInteger))).table_valued(value).render_derived(name="given")
+    given = numbers(shape, "places")
     titled = select(place.label("place")).where(_holds(shape, scope), _is_title(shape)).subquery("titled")
     # materialized: whether a turn may be seen is to be asked for these alone
     fields = _turns_at(shape, given.c.value).select_from(given).cte("fields").prefix_with("MATERIALIZED")

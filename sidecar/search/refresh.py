@@ -15,11 +15,11 @@ from sidecar.config import Config
 from sidecar.db import Database, UnforeseenFaultError
 from sidecar.errors import Busy, ReadOnly, SearchUnavailable, TombstonesUnavailable
 from sidecar.search import index, survey, words
-from sidecar.search.entries import FIELDS, Cells, read_texts
+from sidecar.search.entries import FIELDS, read_texts
 from sidecar.search.index import Indexed
 from sidecar.search.survey import Horizon, Survey
 from sidecar.sweeper import PAUSE_SECONDS
-from sidecar.wire import CELLS, plain
+from sidecar.wire import plain
 from tombstones.state import FINISHED, read_status
 from tombstones.table import create_search_tables
 
@@ -291,7 +291,7 @@ class Refresher:
 
 def _indexed(row: Any, *, sqlite: bool) -> Indexed | None:
     """What is stored of a turn, or None when that has not changed."""
-    cells = Cells(*(getattr(row, f"{name}_text") for name in CELLS))
+    cells = index.cells_of(row)
     marker = index.marker_of(row)
     finished = read_status(cells.status).state in FINISHED
     settled = (row.last_updated or "") if finished and row.version is None else None
