@@ -32,7 +32,7 @@ pins:
 	build/pins/bin/python -m pip install --quiet pip-tools
 	CUSTOM_COMPILE_COMMAND="make pins" build/pins/bin/pip-compile --quiet --generate-hashes --strip-extras \
 		--no-emit-index-url --no-emit-find-links \
-		--extra fast --extra metrics --extra rich --extra search --extra mcp \
+		--extra fast --extra metrics --extra rich --extra search --extra mcp --extra answer \
 		--output-file deploy/requirements.txt pyproject.toml
 
 # Known vulnerabilities of the pins. It asks an advisory service on the network, so it is no part of CI.

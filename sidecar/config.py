@@ -15,6 +15,7 @@ PREFIX = "SIDECAR_"
 CREDENTIALS = "CREDENTIALS_DIRECTORY"
 MIB = 1024 * 1024
 MIN_TOKEN_BYTES = 16
+MAX_MODEL_NAME = 256
 _NO_FLAGS: Mapping[str, str | None] = MappingProxyType({})
 
 
@@ -178,6 +179,26 @@ def _workspace(text: str) -> str:
     return text.strip()
 
 
+def _http_url(text: str) -> str:
+    url = text.strip().rstrip("/")
+    if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#@]*)?", url, re.IGNORECASE):
+        raise ValueError("is not a base URL; write https://host/v1, without credentials, query or fragment")
+    return url
+
+
+def _key(text: str) -> str:
+    if not re.fullmatch(r"[!-~]+", text.strip()):
+        raise ValueError("is no key that a header can carry; it has visible ASCII characters only")
+    return text.strip()
+
+
+def _models(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not all(len(name) <= MAX_MODEL_NAME and name.isprintable() for name in names):
+        raise ValueError(f"holds a name that is longer than {MAX_MODEL_NAME} characters, or not printable")
+    return names
+
+
 def _setting(default: T, help: str, parse: Callable[[str], T], *, secret: bool = False, has_file: bool = False) -> T:
     metadata = {"help": help, "parse": parse, "secret": secret, "has_file": has_file}
     return field(default=default, repr=not secret, metadata=metadata)
@@ -219,6 +240,13 @@ class Config:
     prepare: bool = _setting(False, "Create indexes and side tables at start.", _switch)
     workers: int = _setting(1, "Worker processes, each with a pool of database connections of its own.", _whole(1, 64))
     workspace: str = _setting("default", "The one workspace id in the paths of the search routes.", _workspace)
+    audit_key: str | None = _setting(
+        None, "Key of the digests in the audit of agent searches.", operator_token, secret=True, has_file=True
+    )
+    model_url: str | None = _setting(None, "Base URL of an OpenAI-compatible endpoint for grounded chat.", _http_url)
+    model_key: str | None = _setting(None, "Key that the endpoint asks for.", _key, secret=True, has_file=True)
+    model: tuple[str, ...] = _setting((), "Names of the models that may be asked, the default one first.", _models)
+    model_timeout: float = _setting(60.0, "Seconds of the model's silence after which it is given up.", _seconds)
     log_format: str = _setting(
         "auto",
         "Log lines as text or json; auto is text on a terminal.",
@@ -269,6 +297,8 @@ def check_serve(config: Config) -> None:
         )
     if has_token and config.insecure_no_auth:
         faults.append("SIDECAR_INSECURE_NO_AUTH: a token is configured as well; remove one of the two.")
+    if bool(config.model_url) != bool(config.model):
+        faults.append("SIDECAR_MODEL_URL and SIDECAR_MODEL: one needs the other; set both or none.")
     if config.insecure_no_auth and not is_loopback(config.host):
         faults.append(
             f"SIDECAR_INSECURE_NO_AUTH: refused on {config.host}; listen on a loopback address or configure a token."

@@ -37,6 +37,12 @@ from sidecar.observe import Answered, Failed, emit
 MAX_TARGET_BYTES = 8 * 1024
 MAX_HEADER_BYTES = 16 * 1024
 MAX_BODY_BYTES = 64 * 1024
+# A question has up to 16,000 characters (seed 004), of which a target spells one with 9 bytes and a batch holds 20.
+_TARGET_BYTES = dict.fromkeys(("/v1/search", "/v1/search/chat/stream"), 160 * 1024)
+_BODY_BYTES = {
+    **dict.fromkeys(("/v1/search", "/v1/chat", "/v1/search/chat", "/v1/chat/completions"), 256 * 1024),
+    "/v1/search/batch": 4 * 1024 * 1024,
+}
 UNMATCHED = "unmatched"
 # What a page of a configured origin may send.
 ALLOWED_METHODS = ("GET", "POST", "DELETE")
@@ -219,33 +225,35 @@ class Bounds:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            _check_target(scope)
-            _check_headers(scope)
-            receive = _bounded(receive)
+            route = scope["path"].removeprefix(scope.get("root_path", ""))
+            _check_target(scope, _TARGET_BYTES.get(route, MAX_TARGET_BYTES))
+            most = _BODY_BYTES.get(route, MAX_BODY_BYTES)
+            _check_headers(scope, most)
+            receive = _bounded(receive, most)
         await self._app(scope, receive, send)
 
 
-def _check_target(scope: Scope) -> None:
+def _check_target(scope: Scope, most: int) -> None:
     path = scope.get("raw_path") or scope["path"].encode()
     query = scope["query_string"]
     # where the server keeps a fragment, `a#b` would be another id than a client means; a decoded path may hold a `#`
     if b"#" in (scope.get("raw_path") or b"") or b"#" in query:
         raise InvalidRequest("A request target has no fragment: spell a `#` of an id as %23.")
-    if len(path) + len(query) + bool(query) > MAX_TARGET_BYTES:
-        raise TargetTooLong(f"Path and query may have {MAX_TARGET_BYTES} bytes together; shorten them.")
+    if len(path) + len(query) + bool(query) > most:
+        raise TargetTooLong(f"Path and query may have {most} bytes together; shorten them.")
 
 
-def _check_headers(scope: Scope) -> None:
+def _check_headers(scope: Scope, most_of_body: int) -> None:
     headers = scope["headers"]
     if sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
         raise HeadersTooLarge(f"All headers may have {MAX_HEADER_BYTES} bytes together; send fewer or shorter ones.")
     for name, value in headers:
         # ten digits are beyond any limit of ours, and Python refuses to read thousands
-        if name == b"content-length" and value.isdigit() and (len(value) > 10 or int(value) > MAX_BODY_BYTES):
-            raise _body_too_large()
+        if name == b"content-length" and value.isdigit() and (len(value) > 10 or int(value) > most_of_body):
+            raise _body_too_large(most_of_body)
 
 
-def _bounded(receive: Receive) -> Receive:
+def _bounded(receive: Receive, most: int) -> Receive:
     """Counts a body whose length was not announced. Raises BodyTooLarge in whoever reads past the limit."""
     received = 0
 
@@ -253,12 +261,12 @@ def _bounded(receive: Receive) -> Receive:
         nonlocal received
         message = await receive()
         received += len(message.get("body", b""))
-        if received > MAX_BODY_BYTES:
-            raise _body_too_large()
+        if received > most:
+            raise _body_too_large(most)
         return message
 
     return counted
 
 
-def _body_too_large() -> BodyTooLarge:
-    return BodyTooLarge(f"A body may have {MAX_BODY_BYTES} bytes; send less.")
+def _body_too_large(most: int) -> BodyTooLarge:
+    return BodyTooLarge(f"A body may have {most} bytes; send less.")

@@ -1,18 +1,21 @@
 """The error tree: one class a code, its HTTP status, and its RFC 9457 answer; it may not import anything of ours.
 
 SidecarError
-├── 400 ParameterInvalid · SessionIdInvalid · NotASession · InvalidRequest · HostNotAllowed
+├── 400 ParameterInvalid · SessionIdInvalid · NotASession · InvalidRequest · HostNotAllowed · RunRequired ·
+│       InvalidSearchScope
 ├── 401 Unauthorized
 ├── 403 InsufficientScope · OwnerNotAllowed · OriginNotAllowed
-├── 404 NotFound
+├── 404 NotFound · WorkspaceNotFound
 ├── 405 MethodNotAllowed
 ├── 409 SessionActive · AlreadyRetired
 ├── 413 BodyTooLarge
 ├── 414 TargetTooLong
 ├── 431 HeadersTooLarge
 ├── 500 InternalError
+├── 502 ModelFailed
+├── 504 ModelTimeout
 └── 503 TaskStoreMissing · TombstonesUnavailable · ReadOnly · Busy · DatabaseUnavailable ·
-        SearchUnavailable
+        SearchUnavailable · AuditUnavailable · ModelNotConfigured
 """
 
 from collections.abc import Mapping
@@ -149,6 +152,41 @@ class DatabaseUnavailable(SidecarError):
 class SearchUnavailable(SidecarError):
     code, status, title = "search_unavailable", 503, "Conversations cannot be searched"
     help = "The detail says what the search index needs. Sessions and turns are still read, and sessions retired."
+
+
+class RunRequired(SidecarError):
+    code, status, title = "run_required", 400, "The search names no run"
+    help = "The runtime, not the model, sends the id of its run: the header `X-Run-Id`, or `_meta` of the tool's call."
+
+
+class AuditUnavailable(SidecarError):
+    code, status, title = "audit_unavailable", 503, "The search cannot be recorded"
+    help = "An agent's search is answered only once its audit record is stored. The detail says what that needs."
+
+
+class WorkspaceNotFound(SidecarError):
+    code, status, title = "workspace_not_found", 404, "There is no such workspace"
+    help = "SIDECAR_WORKSPACE names the one workspace that is here."
+
+
+class InvalidSearchScope(SidecarError):
+    code, status, title = "invalid_search_scope", 400, "The filters name nothing that this token may search"
+    help = "The conversation or turn is unknown, retired or another owner's, or the turn is of another conversation."
+
+
+class ModelNotConfigured(SidecarError):
+    code, status, title = "model_not_configured", 503, "No model is configured"
+    help = "Set SIDECAR_MODEL_URL and SIDECAR_MODEL, and SIDECAR_MODEL_KEY where the endpoint asks for a key."
+
+
+class ModelFailed(SidecarError):
+    code, status, title = "model_failed", 502, "The model did not answer"
+    help = "The endpoint refused, broke off, or sent what is no answer. Nothing of the exchange was stored; ask again."
+
+
+class ModelTimeout(SidecarError):
+    code, status, title = "model_timeout", 504, "The model took too long"
+    help = "It was silent for SIDECAR_MODEL_TIMEOUT seconds. Nothing of the exchange was stored; ask again."
 
 
 def codes() -> list[type[SidecarError]]:

@@ -5,8 +5,8 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-# What h11 takes by default. `edge` refuses heads that are far smaller, but only when they are complete.
-HEAD_BYTES = 64 * 1024
+# `edge` refuses heads that are smaller, but only when they are complete: its longest target and all headers fit.
+HEAD_BYTES = 192 * 1024
 # uvicorn closes a connection that has been silent for 5 seconds, and waits for ever for one that sends byte by byte.
 HEAD_SECONDS = 10.0
 

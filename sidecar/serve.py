@@ -21,7 +21,7 @@ from sidecar.app import create_app
 from sidecar.config import Config, ConfigError, check_serve
 from sidecar.db import Database, WrongTableError
 from sidecar.errors import SidecarError
-from sidecar.protocol import http_protocol
+from sidecar.protocol import HEAD_BYTES, http_protocol
 from sidecar.workers import has_parent, keep_working, stop_with_parent
 from tombstones.prepare import prepare
 from tombstones.table import Shape
@@ -175,6 +175,7 @@ class _Server(uvicorn.Server):
             proxy_headers=False,
             lifespan="on",
             ws="none",
+            h11_max_incomplete_event_size=HEAD_BYTES,
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
         super().__init__(settings)

@@ -156,7 +156,7 @@ def test_search_without_its_extra(command: str) -> None:
     code = f"import sys; sys.modules['rjieba'] = None; from sidecar.cli import main; main({command.split()})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert 1 == done.returncode
-    assert "error: Search needs the extra: pip install 'a2a-session-sidecar[search]'.\n" == done.stderr
+    assert "error: This needs the extra: pip install 'a2a-session-sidecar[search]'.\n" == done.stderr
 
 
 # --- retiring

@@ -54,7 +54,7 @@ async def test_prepare_twice(store: rig.Store) -> None:
     assert SIDE_TABLES <= shape.existing
     assert await indexes_of(store) == INDEXES
     assert (CREATED in shape.columns) == (store.kind == "postgres")
-    assert len(said) == (6 if store.kind == "sqlite" else 14)
+    assert len(said) == (6 if store.kind == "sqlite" else 22)
     assert await run(store) == []
 
 

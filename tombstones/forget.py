@@ -1,6 +1,11 @@
-"""Takes turns out of the search index, in the transaction that deletes them; it may not touch the task table."""
+"""Takes turns out of the search index and out of what chats remember, in the transaction that deletes them.
 
-from sqlalchemy import ColumnElement, delete, func, insert, select, text, union_all
+It may not touch the task table.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from sqlalchemy import ColumnElement, Table, delete, func, insert, select, text, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tombstones.search_tables import FIELDS_A_TURN
@@ -8,6 +13,8 @@ from tombstones.table import Shape
 
 # Merging so many pages holds SQLite's write lock for 5 to 30 ms.
 _PAGES_A_STEP = 64
+# Both drivers cap the parameters of one statement.
+_ID_BATCH = 1000
 
 
 async def forget(conn: AsyncConnection, shape: Shape, which: ColumnElement[bool]) -> None:
@@ -33,6 +40,20 @@ async def forget_positions(conn: AsyncConnection, shape: Shape, context_id: str)
         await conn.execute(delete(contexts).where(contexts.c.context_id == context_id))
 
 
+async def forget_exchanges(conn: AsyncConnection, shape: Shape, context_id: str) -> None:
+    """Deletes what chats remember that came from a context's turns; to be called after `forget`, which holds the lock.
+
+    Whoever stores an exchange holds that lock alone and looks for its turns under it, as whoever fills the index.
+    """
+    exchanges, sources = shape.records.exchanges, shape.records.sources
+    if not await _stands(conn, shape, sources, shape.has_records):
+        return
+    of_context = (await conn.execute(select(sources.c.exchange_id).where(sources.c.context_id == context_id))).scalars()
+    for some in _batches(sorted(set(of_context))):
+        await conn.execute(delete(exchanges).where(exchanges.c.id.in_(some)))
+        await conn.execute(delete(sources).where(sources.c.exchange_id.in_(some)))
+
+
 async def compact(conn: AsyncConnection, shape: Shape, *, begins: bool) -> bool:
     """Takes a step at rewriting SQLite's index, after which no word of a deleted turn stands in it; answers whether
     that was the last one.
@@ -49,12 +70,20 @@ async def compact(conn: AsyncConnection, shape: Shape, *, begins: bool) -> bool:
     return bool((await conn.execute(changes)).scalar_one() - before < 2)
 
 
+def _batches(ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    return (ids[start : start + _ID_BATCH] for start in range(0, len(ids), _ID_BATCH))
+
+
 async def _has_search(conn: AsyncConnection, shape: Shape) -> bool:
-    """Whether there is an index now: on PostgreSQL it may have been begun since the schema was looked at."""
-    if shape.sqlite or shape.has_search:
-        return shape.has_search
+    return await _stands(conn, shape, shape.search.turns, shape.has_search)
+
+
+async def _stands(conn: AsyncConnection, shape: Shape, table: Table, stood: bool) -> bool:
+    """Whether there is such a table now: on PostgreSQL it may have come since the schema was looked at."""
+    if shape.sqlite or stood:
+        return stood
     # read from the table itself: to_regclass may answer from what this connection has cached
-    found = await conn.execute(_BEGUN, {"schema": shape.schema, "name": shape.search.turns.name})
+    found = await conn.execute(_BEGUN, {"schema": shape.schema, "name": table.name})
     return found.first() is not None
 
 

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import func, select, text
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
-from sqlalchemy.schema import CreateTable
 
+from tombstones.ddl import create
 from tombstones.table import CREATED, CREATED_BY_ANOTHER, PARKED_PATTERNS, SDK_SIDE_TABLES, Shape, introspect
 
 Say = Callable[[str], None]
@@ -49,13 +48,13 @@ def index_bodies(shape: Shape) -> dict[str, str]:
 def table_statements(shape: Shape) -> list[str]:
     """The DDL for our side tables and for PostgreSQL's creation order, as far as they are missing.
 
-    On PostgreSQL also that for the search index, so that the serving role needs no CREATE.
+    On PostgreSQL also that for the search index and the records, so that the serving role needs no CREATE.
     """
-    dialect = sqlite.dialect() if shape.sqlite else postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's
-    tables = (CreateTable(table, if_not_exists=True).compile(dialect=dialect) for table in shape.missing_side_tables)
-    ddl = [" ".join(str(table).split()) for table in tables]
+    ddl = [create(table, shape.dialect) for table in shape.missing_side_tables]
     if not shape.sqlite and not shape.has_search:
         ddl += shape.search.ddl
+    if not shape.sqlite and not shape.has_records:
+        ddl += shape.records.ddl(shape.dialect)
     if not shape.sqlite and CREATED not in shape.columns:
         # two statements, both instant: a default given together with the column would date every older row
         ddl += [
@@ -153,6 +152,7 @@ def _needed_privileges(shape: Shape) -> dict[str, tuple[str, ...]]:
         **dict.fromkeys([shape.name, *beside], ("SELECT", "DELETE")),
         **dict.fromkeys([table.name for table in shape.side], ("SELECT", "INSERT")),
         **dict.fromkeys(shape.search.names if shape.has_search else (), ("SELECT", "DELETE")),
+        **dict.fromkeys(shape.remembered if shape.has_records else (), ("SELECT", "DELETE")),
     }
 
 

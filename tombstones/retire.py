@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, DateTime, Row, Table, column, delete, exis
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from tombstones.forget import forget, forget_positions
+from tombstones.forget import forget, forget_exchanges, forget_positions
 from tombstones.state import ACTIVE, read_status
 from tombstones.table import SDK_SIDE_TABLES, Shape
 
@@ -107,6 +107,7 @@ async def retire(
     is_first = await _insert_once(conn, shape.side.session_tombstones, tombstone) > 0
     turns = await _take(conn, shape, before, stands, session_id, exact=_is_judged(actor, refuse_active))
     await forget_positions(conn, shape, session_id)
+    await forget_exchanges(conn, shape, session_id)
     if not is_first:
         turns = turns._replace(seen=0, active=0)
     return await _settle(conn, shape, "retire", session_id, turns, actor, refuse_active)
@@ -136,6 +137,7 @@ async def clear(
     elif turns.ids:
         rows = [{"task_id": each, "cleared_at": now} for each in turns.ids]
         await _insert_once(conn, shape.side.task_tombstones, rows)
+    await forget_exchanges(conn, shape, session_id)
     return await _settle(conn, shape, "clear", session_id, turns, actor, refuse_active)
 
 

@@ -6,7 +6,6 @@ that fills them.
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from sqlalchemy import (
     ARRAY,
@@ -25,8 +24,8 @@ from sqlalchemy import (
     table,
     text,
 )
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.schema import CreateIndex, CreateTable
+
+from tombstones.ddl import create
 
 FIELDS_A_TURN = 4
 """A field's lexemes stand at the place `seq * FIELDS_A_TURN + field`, so that places alone give the order of hits.
@@ -92,7 +91,7 @@ def search_tables(name: str, schema: str | None, dialect: str) -> SearchTables:
             column("rank", Integer),
         )
         unfinished = Index(f"{name}_search_unfinished", turns.c.task_id, sqlite_where=turns.c.settled.is_(None))
-        ddl = [_create(unfinished, dialect), _fts5(names[2])]
+        ddl = [create(unfinished, dialect), _fts5(names[2])]
     else:
         stored = Table(
             names[2],
@@ -104,15 +103,9 @@ def search_tables(name: str, schema: str | None, dialect: str) -> SearchTables:
         # looking for titles among all fields would read each field that holds the words
         of_titles = text(f"place & {FIELDS_A_TURN - 1} = 0")
         by_title = Index(f"{name}_search_titles", stored.c.lexemes, postgresql_using="gin", postgresql_where=of_titles)
-        lexemes, ddl = stored, [_create(each, dialect) for each in (stored, by_lexeme, by_title)]
-    ddl = [_create(each, dialect) for each in (turns, by_position, contexts)] + ddl
+        lexemes, ddl = stored, [create(each, dialect) for each in (stored, by_lexeme, by_title)]
+    ddl = [create(each, dialect) for each in (turns, by_position, contexts)] + ddl
     return SearchTables(turns, contexts, lexemes, names, tuple(ddl))
-
-
-def _create(what: Table | Index, dialect: str) -> str:
-    speaking: Any = sqlite.dialect() if dialect == "sqlite" else postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's
-    creating: Any = CreateTable if isinstance(what, Table) else CreateIndex
-    return " ".join(str(creating(what, if_not_exists=True).compile(dialect=speaking)).split())
 
 
 def _fts5(name: str) -> str:

@@ -4,7 +4,7 @@ Columns are introspected, since the SDK made two shapes of the table (0.2-0.3 an
 """
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -46,6 +46,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.schema import CreateTable
 from sqlalchemy.types import TypeEngine
 
+from tombstones.record_tables import RecordTables, record_tables
 from tombstones.search_tables import SearchTables, search_tables
 
 # The SDK's clustered store and push configurations keep transcripts and secrets of a task beside it.
@@ -136,6 +137,20 @@ class Shape:
     def has_search(self) -> bool:
         """The search index was begun; a deletion then takes its rows along."""
         return self.existing.issuperset(self.search.names)
+
+    @cached_property
+    def records(self) -> RecordTables:
+        return record_tables(self.name, self.schema)
+
+    @property
+    def has_records(self) -> bool:
+        """Something was recorded or answered; a deletion then takes along what chats remember of the turns."""
+        return self.existing.issuperset(self.records.names)
+
+    @property
+    def remembered(self) -> tuple[str, str]:
+        """The tables from which a deletion takes what chats remember."""
+        return (self.records.exchanges.name, self.records.sources.name)
 
     @property
     def lock_key(self) -> int:
@@ -334,6 +349,7 @@ async def introspect(conn: AsyncConnection, name: str, schema: str | None = None
     """What stands in the database now, by one statement on the catalog; a missing task table has no columns."""
     names = [name, *(each.name for each in side_tables(name, schema)), *SDK_SIDE_TABLES]
     names += search_tables(name, schema, conn.dialect.name).names
+    names += record_tables(name, schema).names
     if conn.dialect.name == "sqlite":
         marks = ",".join("?" * len(names))
         rows: Sequence[Row[Any]] = (await conn.exec_driver_sql(_SQLITE_CATALOG.format(marks), tuple(names))).all()
@@ -372,9 +388,18 @@ async def create_side_tables(conn: AsyncConnection, shape: Shape) -> None:
 
 async def create_search_tables(conn: AsyncConnection, shape: Shape) -> None:
     """Creates what is missing of the search tables, like `create_side_tables`. Raises DBAPIError."""
+    await _create_all(conn, shape, shape.search.ddl)
+
+
+async def create_record_tables(conn: AsyncConnection, shape: Shape) -> None:
+    """Creates what is missing of the record tables, like `create_side_tables`. Raises DBAPIError."""
+    await _create_all(conn, shape, shape.records.ddl(shape.dialect))
+
+
+async def _create_all(conn: AsyncConnection, shape: Shape, ddl: Iterable[str]) -> None:
     if not shape.sqlite:
         await conn.execute(select(func.pg_advisory_xact_lock(shape.lock_key + 2)))
-    for statement in shape.search.ddl:
+    for statement in ddl:
         await _create_once(conn, text(statement))
 
 

@@ -20,8 +20,8 @@ GRANT INSERT ON public.tasks_session_tombstones TO a2a_sidecar;
 GRANT INSERT ON public.tasks_task_tombstones TO a2a_sidecar;
 GRANT SELECT, INSERT ON public.tasks_retirements TO a2a_sidecar;
 
--- What is kept beside a task and goes with it, where it is: the search index, which `prepare` or a first search made;
--- the versions and events of the SDK's clustered store; push configurations.
+-- What is kept beside a task and goes with it, where it is: the search index and what chats remember, which `prepare`
+-- or a first search made; the versions and events of the SDK's clustered store; push configurations.
 -- Run this again after the agent has created one of its tables: until then a retirement is refused.
 DO $$
 DECLARE
@@ -29,6 +29,7 @@ DECLARE
 BEGIN
     FOREACH beside IN ARRAY ARRAY[
         'tasks_search_turns', 'tasks_search_contexts', 'tasks_search_lexemes',
+        'tasks_answer_exchanges', 'tasks_answer_sources',
         'task_versions', 'task_events', 'push_notification_configs'
     ] LOOP
         IF to_regclass('public.' || beside) IS NOT NULL THEN
@@ -42,3 +43,12 @@ $$;
 GRANT INSERT, UPDATE ON public.tasks_search_turns TO a2a_sidecar;
 GRANT INSERT, UPDATE ON public.tasks_search_contexts TO a2a_sidecar;
 GRANT INSERT ON public.tasks_search_lexemes TO a2a_sidecar;
+
+-- An agent's own search, whose audit is only ever added to.
+GRANT SELECT, INSERT ON public.tasks_conversation_search_events TO a2a_sidecar;
+
+-- Retrieval and grounded chat.
+GRANT INSERT ON public.tasks_usage TO a2a_sidecar;
+GRANT SELECT, INSERT ON public.tasks_answer_sessions TO a2a_sidecar;
+GRANT INSERT ON public.tasks_answer_exchanges TO a2a_sidecar;
+GRANT INSERT ON public.tasks_answer_sources TO a2a_sidecar;

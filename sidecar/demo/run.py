@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import os
 import secrets
 import shlex
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from socket import socket
 
@@ -14,7 +16,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from sidecar import observe, sessions
 from sidecar.app import create_app
-from sidecar.config import Config
+from sidecar.config import Config, load
 from sidecar.db import Database
 from sidecar.demo.agent import create_agent
 from sidecar.demo.samples import write_samples
@@ -64,7 +66,10 @@ def _fresh(folder: Path) -> Config:
     token.unlink(missing_ok=True)
     token.touch(mode=0o600, exist_ok=False)
     token.write_text(f"demo-{secrets.token_hex(16)}\n", "utf-8")
-    return Config(database_url=f"sqlite+aiosqlite:///{database}", token_file=token)
+    # a model, if any, is whichever the environment names
+    of_model = load({name: text for name, text in os.environ.items() if name.startswith("SIDECAR_MODEL")})
+    url = f"sqlite+aiosqlite:///{database}"
+    return replace(of_model, database_url=url, token_file=token, audit_key=secrets.token_hex(16))
 
 
 async def _run(config: Config, listener: socket, agent_listener: socket) -> None:

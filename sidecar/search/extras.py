@@ -3,8 +3,12 @@
 from importlib.util import find_spec
 from typing import Literal
 
-Extra = Literal["search", "mcp"]
-_PACKAGES: dict[Extra, tuple[str, ...]] = {"search": ("rjieba", "snowballstemmer"), "mcp": ("mcp",)}
+Extra = Literal["search", "mcp", "answer"]
+_PACKAGES: dict[Extra, tuple[str, ...]] = {
+    "search": ("rjieba", "snowballstemmer"),
+    "mcp": ("mcp",),
+    "answer": ("openai",),
+}
 
 
 def lacking(*needed: Extra) -> str | None:
@@ -12,4 +16,4 @@ def lacking(*needed: Extra) -> str | None:
     absent = [extra for extra in needed if not all(find_spec(package) for package in _PACKAGES[extra])]
     if not absent:
         return None
-    return f"Search needs the extra: pip install 'a2a-session-sidecar[{','.join(absent)}]'."
+    return f"This needs the extra: pip install 'a2a-session-sidecar[{','.join(absent)}]'."

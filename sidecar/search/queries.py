@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from sidecar import params
+from sidecar.bodies import shown
 from sidecar.errors import ParameterInvalid
 from sidecar.wire import MAX_SESSION_ID, valid_session_id
 
@@ -156,7 +157,7 @@ def _texts(arguments: Mapping[str, Any], kinds: Mapping[str, type[Any]]) -> dict
     given: dict[str, str] = {}
     for name, value in arguments.items():
         if name not in kinds:
-            raise ParameterInvalid(f"`{_shown(name)}` is unknown here; the arguments are {', '.join(kinds)}.")
+            raise ParameterInvalid(f"`{shown(name)}` is unknown here; the arguments are {', '.join(kinds)}.")
         if value is not None:
             given[name] = _text(name, value, kinds[name])
     return given

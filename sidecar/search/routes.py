@@ -8,13 +8,14 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from sidecar.auth import require
-from sidecar.errors import NotFound, ParameterInvalid
+from sidecar.bodies import json_body
+from sidecar.errors import NotFound
 from sidecar.params import decoded, parse_session_id
 from sidecar.routes import ApiRoute, RawRoute, unstored
 from sidecar.search.extras import Extra, lacking
@@ -40,39 +41,34 @@ def search_routes() -> list[BaseRoute]:
 async def search(request: Request) -> Response:
     """`GET …/conversation_search`: the turns and titles that hold every keyword."""
     principal = require(request, "search")
-    _check_extras("search")
+    check_extras("search")
     _check_workspace(request)
     query = search_query(request.scope["query_string"])
-    service = await _service(request)
+    service = await service_of(request)
     return await unstored(request, await service.search(query, principal.owners))
 
 
 async def history(request: Request) -> Response:
     """`GET …/conversations/{conversation_public_id}/history`: a window of one conversation's turns."""
     principal = require(request, "search")
-    _check_extras("search")
+    check_extras("search")
     _check_workspace(request)
     conversation = parse_session_id(request.path_params["conversation_public_id"])
     query = history_query(conversation, request.scope["query_string"])
-    service = await _service(request)
+    service = await service_of(request)
     return await unstored(request, await service.read(query, principal.owners))
 
 
 async def tools(request: Request) -> ASGIApp:
     """`POST /mcp`: the same for a model, as the tools `session_search` and `session_read`."""
     principal = require(request, "search")
-    _check_extras("search", "mcp")
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise ParameterInvalid("Send the JSON-RPC message with `Content-Type: application/json`.")
-    try:
-        body = await request.body()
-    except ClientDisconnect:
-        raise ParameterInvalid("The body ended before it was whole; send it again.") from None
+    check_extras("search", "mcp")
+    body = await json_body(request)
     exchange = await _exchange(request)
-    return exchange(await _service(request), principal.owners, request.state.request_id, body)
+    return exchange(await service_of(request), principal.owners, request.state.request_id, body)
 
 
-def _check_extras(*needed: Extra) -> None:
+def check_extras(*needed: Extra) -> None:
     if hint := lacking(*needed):
         raise NotFound(hint)
 
@@ -87,7 +83,7 @@ def _check_workspace(request: Request) -> None:
         raise NotFound("No such workspace; SIDECAR_WORKSPACE names the one that is here.")
 
 
-async def _service(request: Request) -> "Search":
+async def service_of(request: Request) -> "Search":
     """The service of this application, made by the first request that needs it."""
     state = request.app.state
     if not hasattr(state, "search"):
