@@ -27,6 +27,7 @@ SESSION = f"{INDEX}/chat-a"
 READS = (INDEX, f"{INDEX}?parked=true", SESSION, f"{SESSION}/turns")
 SIDE_TABLES = {"tasks_session_tombstones", "tasks_task_tombstones", "tasks_retirements"}
 SEARCH_TABLES = ("tasks_search_turns", "tasks_search_contexts", "tasks_search_lexemes")
+BESIDE = (*SEARCH_TABLES, "tasks_answer_exchanges", "tasks_answer_sources")
 TO_REPEAT = {"busy", "database_unavailable"}
 
 on_postgres = pytest.mark.parametrize("kind", ["postgres"])
@@ -350,7 +351,7 @@ async def test_may_not_create(
     await prepare(store)
     for table in SIDE_TABLES:
         await store.raw(f"GRANT SELECT, INSERT ON {table} TO {role}")
-    for table in SEARCH_TABLES:
+    for table in BESIDE:
         await store.raw(f"GRANT SELECT, DELETE ON {table} TO {role}")
     assert 200 == (await client.delete(SESSION)).status_code
     await assert_reads(client, 0)
@@ -402,7 +403,7 @@ async def test_tombstones_not_insertable(
     await store.turn("chat-a")
     await prepare(store)
     await store.raw(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}")
-    for table in ("tasks", *SEARCH_TABLES):
+    for table in ("tasks", *BESIDE):
         await store.raw(f"GRANT DELETE ON {table} TO {role}")
     client = await open_sidecar(store, database_url=address(store, cluster, role))
     await assert_reads(client, 1)

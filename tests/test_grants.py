@@ -44,6 +44,10 @@ RETIRING: dict[str, Sequence[str]] = {
     "DELETE tasks_search_lexemes": ("ok", READ_ONLY, READ_ONLY, READ_ONLY),
     "SELECT tasks_search_contexts": ("ok", READ_ONLY, "ok", "ok"),
     "DELETE tasks_search_contexts": ("ok", READ_ONLY, "ok", "ok"),
+    "SELECT tasks_answer_exchanges": ("ok", READ_ONLY, READ_ONLY, "ok"),
+    "DELETE tasks_answer_exchanges": ("ok", READ_ONLY, READ_ONLY, "ok"),
+    "SELECT tasks_answer_sources": ("ok", READ_ONLY, READ_ONLY, "ok"),
+    "DELETE tasks_answer_sources": ("ok", READ_ONLY, READ_ONLY, "ok"),
     "SELECT task_versions": ("ok", READ_ONLY, READ_ONLY, READ_ONLY),
     "DELETE task_versions": ("ok", READ_ONLY, READ_ONLY, READ_ONLY),
     "SELECT task_events": ("ok", READ_ONLY, READ_ONLY, READ_ONLY),
@@ -101,9 +105,9 @@ async def role(prepared: rig.Store, cluster: Server) -> AsyncIterator[str]:
 
 
 async def grant(store: rig.Store, server: Server, role: str, parts: int) -> None:
-    """Run the first parts of the file, for a role of that name: reading, retiring, searching."""
-    file = GRANTS.read_text("utf-8")
-    sql = file.split(["-- Retiring", "-- Searching"][parts - 1])[0] if parts < 3 else file
+    """Run the first parts of the file, for a role of that name: reading, retiring, searching, recall, answers."""
+    starts = ("-- Retiring", "-- Searching", "-- An agent's own", "-- Retrieval", "\0")
+    sql = GRANTS.read_text("utf-8").split(starts[parts - 1])[0]
     await server.execute(sql.replace("a2a_sidecar", role), store.engine.url.database)
 
 

@@ -196,7 +196,7 @@ async def test_eight_processes_prepare_at_once(store: rig.Store) -> None:
     numbers = sorted(json.loads(out) for out, _ in outputs)
     assert await indexes_of(store) == INDEXES
     if store.kind == "postgres":
-        assert numbers == [0] * 7 + [14]
+        assert numbers == [0] * 7 + [22]
         assert await invalid_indexes(store) == []
 
 
@@ -214,6 +214,6 @@ async def test_alter_does_not_queue_producers_behind_it(store: rig.Store) -> Non
             await asyncio.sleep(0.02)
         assert not preparing.done()
         assert slowest < 1.0
-    assert len(await preparing) == 14
+    assert len(await preparing) == 22
     with contextlib.suppress(asyncio.CancelledError):
         await preparing

@@ -3,8 +3,6 @@
 It may not touch the task table.
 """
 
-from collections.abc import Iterator, Sequence
-
 from sqlalchemy import ColumnElement, Table, delete, func, insert, select, text, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -13,8 +11,6 @@ from tombstones.table import Shape
 
 # Merging so many pages holds SQLite's write lock for 5 to 30 ms.
 _PAGES_A_STEP = 64
-# Both drivers cap the parameters of one statement.
-_ID_BATCH = 1000
 
 
 async def forget(conn: AsyncConnection, shape: Shape, which: ColumnElement[bool]) -> None:
@@ -48,10 +44,9 @@ async def forget_exchanges(conn: AsyncConnection, shape: Shape, context_id: str)
     exchanges, sources = shape.records.exchanges, shape.records.sources
     if not await _stands(conn, shape, sources, shape.has_records):
         return
-    of_context = (await conn.execute(select(sources.c.exchange_id).where(sources.c.context_id == context_id))).scalars()
-    for some in _batches(sorted(set(of_context))):
-        await conn.execute(delete(exchanges).where(exchanges.c.id.in_(some)))
-        await conn.execute(delete(sources).where(sources.c.exchange_id.in_(some)))
+    of_context = select(sources.c.exchange_id).where(sources.c.context_id == context_id)
+    await conn.execute(delete(exchanges).where(exchanges.c.id.in_(of_context)))
+    await conn.execute(delete(sources).where(sources.c.exchange_id.in_(of_context)))
 
 
 async def compact(conn: AsyncConnection, shape: Shape, *, begins: bool) -> bool:
@@ -68,10 +63,6 @@ async def compact(conn: AsyncConnection, shape: Shape, *, begins: bool) -> bool:
     await conn.execute(insert(lexemes).values({lexemes.name: "merge", "rank": pages}))
     # the command itself counts as one
     return bool((await conn.execute(changes)).scalar_one() - before < 2)
-
-
-def _batches(ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    return (ids[start : start + _ID_BATCH] for start in range(0, len(ids), _ID_BATCH))
 
 
 async def _has_search(conn: AsyncConnection, shape: Shape) -> bool:
