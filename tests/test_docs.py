@@ -1,5 +1,6 @@
 """The README is true: its commands print what it shows, and it names every route, setting, code and command."""
 
+import asyncio
 import os
 import re
 import signal
@@ -7,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from sidecar import errors, published
 from sidecar.cli import main
 from sidecar.config import SETTINGS
+from tests.model_server import running_model, says
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -89,12 +91,22 @@ def test_links_lead_somewhere() -> None:
 
 
 @pytest.fixture
-def demo(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+async def model() -> AsyncIterator[dict[str, str]]:
+    """A model that cites the first passage, as the environment names it."""
+    async with running_model() as server:
+        server.will(says("You asked to have the hotel booked [1]."))
+        yield {"SIDECAR_MODEL_URL": server.url, "SIDECAR_MODEL": "small"}
+
+
+@pytest.fixture
+def demo(tmp_path: Path, model: dict[str, str]) -> Iterator[tuple[Path, str]]:
     """The demo as `make demo` starts it, on a free port: its folder and the sidecar's address."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "sidecar", "demo", "--folder", str(tmp_path), "--port", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, **model}
+    ) as process:
         assert process.stdout is not None
         try:
             address = ""
@@ -109,7 +121,7 @@ def demo(tmp_path: Path) -> Iterator[tuple[Path, str]]:
             process.wait(15)
 
 
-def test_console_blocks_show_what_happens(demo: tuple[Path, str]) -> None:
+async def test_console_blocks_show_what_happens(demo: tuple[Path, str]) -> None:
     """Each command, run in order against the demo, prints what the README shows; `…` stands for any text."""
     folder, address = demo
     script, expected = ["set -e"], []
@@ -122,8 +134,14 @@ def test_console_blocks_show_what_happens(demo: tuple[Path, str]) -> None:
                 expected[-1] += line + "\n"
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     started = time.monotonic()
-    done = subprocess.run(
-        ["bash", "-c", "\n".join(script)], cwd=folder, env=environment, capture_output=True, text=True, timeout=60
+    done = await asyncio.to_thread(
+        subprocess.run,
+        ["bash", "-c", "\n".join(script)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     printed = done.stdout.split("----\n")[:-1]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.search import words
-from sidecar.search.excerpt import MAX_CHARACTERS, excerpt
+from sidecar.search.excerpt import MAX_CHARACTERS, excerpt, span
 from tests.test_budget import CHARACTERS, SINGLE, WHOLE, cuts
 
 FILLER = "lorem ipsum dolor sit amet, " * 100
@@ -99,6 +99,22 @@ def test_longest_lexeme_wins(text: str, begin: int) -> None:
 def test_short_text_is_whole(text: str) -> None:
     """What fits is given as it is, white space included."""
     assert (text, False) == excerpt(text, frozenset({"short"}))
+
+
+@pytest.mark.parametrize("most", [1, 20, 500, 2000, len(FILLER) * 2 + 3, 10**6])
+def test_a_span_of_any_length(most: int) -> None:
+    """A span is cut around the word as an excerpt is, however long it may be."""
+    text = f"{FILLER}zebra{FILLER}"[: len(FILLER) * 2 + 3]
+    start, end = span(text, lexemes("zebras"), most)
+    assert min(most, len(text)) == end - start
+    assert start <= len(FILLER) < end
+    assert excerpt(text, lexemes("zebras")) == (text[slice(*span(text, lexemes("zebras"), 500))], True)
+
+
+def test_a_span_breaks_no_character() -> None:
+    """It ends before a character that has no place in it whole."""
+    assert (0, 4) == span("abcde\u0301", lexemes("abc"), 5)
+    assert (0, 6) == span("abcde\u0301", lexemes("abc"), 6)
 
 
 def test_one_character_of_many_code_points() -> None:

@@ -135,3 +135,11 @@ async def test_who_finds_all_turns_registered_by_another_still_reads_them(
         return len(answer["matches"])
 
     assert [50] * 8 == await asyncio.gather(*map(first_complete, sidecars))
+
+
+async def test_an_index_is_complete_when_only_a_time_moved(store: rig.Store, sidecar: httpx.AsyncClient) -> None:
+    """A finished turn that says what it said, with another time beside it, is read once and not for ever."""
+    task = await store.turn("chat-a", text="word")
+    assert [(task, "content")] == await found(sidecar, "word")
+    await store.raw("UPDATE tasks SET last_updated = '2026-02-01 09:00:00.000000'")
+    assert (await search(sidecar, "word"))["availability"]["complete"]

@@ -3,6 +3,8 @@
 import json
 import random
 import re
+import subprocess
+import sys
 import time
 import unicodedata
 from collections.abc import Iterator
@@ -100,6 +102,43 @@ def test_ignored_terms() -> None:
     found, ignored = words.query_lexemes("the State-of-the-art 🚀 of 人工 the <b x> 。")
     assert {"state-of-the-art", "state", "art", "人工"} == found
     assert ("the", "🚀", "of", "<b", "x>", "。") == ignored
+
+
+TERMS: list[tuple[str, tuple[str, ...]]] = [
+    ("", ()),
+    ("the of …", ()),
+    ("rollback the deployment, deploy it", ("rollback", "deploy")),
+    ("what does 人工智能 do about React?", ("人工", "智能", "人工智能", "react")),
+    ("state-of-the-art", ("state-of-the-art", "state", "art")),
+    ("用React做rollback", ("用", "做", "react", "rollback")),
+    ('see <a title="two words">zebra</a> okapi', ("see", "zebra", "okapi")),
+    ('<!doc"\\z foo', ("foo", "doc", "z")),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), TERMS, ids=lambda value: ascii(value)[:20])
+def test_terms(text: str, expected: tuple[str, ...]) -> None:
+    """A question's terms are its lexemes, as its words come; what stands inside of a tag is none."""
+    assert expected == words.terms(text)
+    assert words.lexemes(text) == set(expected)
+
+
+def test_so_many_terms_count() -> None:
+    """The first terms of a long question count, whichever hashes they have."""
+    text = "Summarize: " + " ".join(f"word{number}" for number in range(1000))
+    expected = ("summar", *(f"word{number}" for number in range(255)))
+    assert expected == words.terms(text)
+    assert 256 == words.MOST_TERMS == len(words.terms("".join(chr(0x4E00 + number) for number in range(6000))))
+    program = "import sys; from sidecar.search import words; print(words.terms(sys.stdin.read()))"
+    text = "人工智能検索 deploy-the-rollback http://a.example/b?c user@host.example 研究"
+    told = {
+        subprocess.run([sys.executable, "-c", program], input=text, env={"PYTHONHASHSEED": seed}, **SPOKEN).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert 1 == len(told)
+
+
+SPOKEN: dict[str, Any] = {"capture_output": True, "check": True, "encoding": "utf-8", "cwd": Path(__file__).parents[1]}
 
 
 def test_long_chinese_lexeme_is_dropped() -> None:

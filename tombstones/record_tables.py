@@ -67,7 +67,7 @@ def record_tables(name: str, schema: str | None) -> RecordTables:
         Column("exhausted", Boolean, nullable=False),
         Column("request_id", Text, nullable=False),
     )
-    Index(f"{name}_search_runs", events.c.token, events.c.run_id)
+    Index(f"{name}_search_runs", events.c.token, events.c.run_id, events.c.fresh)
     usage = Table(
         f"{name}_usage",
         metadata,

@@ -22,6 +22,11 @@ FINISHED = _both_spellings("completed", "failed", "canceled", "rejected")
 ACTIVE = PARKED | RUNNING
 
 
+def name_of(state: str) -> str:
+    """A state as 0.x spells it, `input-required`, whichever spelling is stored."""
+    return state.removeprefix("TASK_STATE_").lower().replace("_", "-")
+
+
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 

@@ -280,9 +280,9 @@ class Shape:
         cell = self.tasks.c[name]
         return func.length(cast(cell, LargeBinary)) if self.sqlite else func.octet_length(cast(cell, Text))
 
-    def stored(self, name: str) -> ColumnElement[bytes]:
+    def stored(self, name: str, rows: FromClause | None = None) -> ColumnElement[bytes]:
         """A cell's stored text as bytes; the cast spares the driver's decoding and fails on no content."""
-        cell = self.tasks.c[name]
+        cell: ColumnElement[Any] = self._of(rows)[name]
         if self.sqlite:
             return cast(cell, LargeBinary)
         return func.convert_to(cast(cell, Text), literal_column("'UTF8'"), type_=LargeBinary)
@@ -396,9 +396,17 @@ async def create_record_tables(conn: AsyncConnection, shape: Shape) -> None:
     await _create_all(conn, shape, shape.records.ddl(shape.dialect))
 
 
-async def _create_all(conn: AsyncConnection, shape: Shape, ddl: Iterable[str]) -> None:
+async def stand_alone(conn: AsyncConnection, shape: Shape) -> None:
+    """Keeps out deletions, and whoever else stores what came from turns, until the transaction ends.
+
+    So nothing is deleted between a look for tombstones and the commit. SQLite has one writer anyway.
+    """
     if not shape.sqlite:
         await conn.execute(select(func.pg_advisory_xact_lock(shape.lock_key + 2)))
+
+
+async def _create_all(conn: AsyncConnection, shape: Shape, ddl: Iterable[str]) -> None:
+    await stand_alone(conn, shape)
     for statement in ddl:
         await _create_once(conn, text(statement))
 

@@ -3,6 +3,7 @@
 The shapes are those of contract 5a, in the spelling of either SDK. A cell that is no strict JSON says nothing.
 """
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -48,13 +49,16 @@ class Texts:
 
     prompt: the first operator message as a person saw it, "" without words; None when there is none, or no bubble.
     steers: later interjections in the same row, in the order of the entries. content: `text` of the turns route.
-    incognito: the whole turn is left out of search, history and chat.
+    incognito: the whole turn is left out of search, history and chat. The ids are those that producers gave the
+    prompt and the steers, "" for none; what is said does not differ by them.
     """
 
     prompt: str | None
     steers: tuple[str, ...]
     content: str
     incognito: bool
+    prompt_id: str = dataclasses.field(default="", compare=False)
+    steer_ids: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     @property
     def title(self) -> str | None:
@@ -119,11 +123,14 @@ def read_texts(cells: Cells, markers: Markers = MARKERS) -> Texts:
     if status is not None and status.message is not None:
         entries.append(status.message)
     operators = [entry for entry in entries if entry.by_operator]
+    steers = list(_steers(entries, markers))
     return Texts(
         prompt=_shown(operators[0]) if operators else None,
-        steers=tuple(_steers(entries, markers)),
+        steers=tuple(text for _, text in steers),
         content=artifacts_text(cells.artifacts),
         incognito=any(_is_true(members(entry.metadata).get("incognito")) for entry in operators),
+        prompt_id=operators[0].id if operators else "",
+        steer_ids=tuple(key for key, _ in steers),
     )
 
 
@@ -155,8 +162,10 @@ def members(stored: msgspec.Raw) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _steers(entries: list[Message], markers: Markers) -> Iterator[str]:
-    """Each interjection once, though its marker and its message may both be stored, or one message twice."""
+def _steers(entries: list[Message], markers: Markers) -> Iterator[tuple[str, str]]:
+    """Each interjection once, by id and text, though its marker and its message may both be stored, or one message
+    twice.
+    """
     seen: set[str] = set()
     prompt_is_past = False
     for entry in entries:
@@ -164,7 +173,7 @@ def _steers(entries: list[Message], markers: Markers) -> Iterator[str]:
             is_new = not key or key not in seen
             seen.add(key)
             if is_new and text and (prompt_is_past or not entry.by_operator):
-                yield text
+                yield key, text
         prompt_is_past |= entry.by_operator
 
 

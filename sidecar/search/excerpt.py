@@ -24,19 +24,24 @@ _WORD_START = rf"(?:(?<![0-9A-Za-z{LETTERS}{MARKS}])|(?<={HAN}))"
 
 
 def excerpt(text: str, wanted: frozenset[str]) -> tuple[str, bool]:
-    """At most MAX_CHARACTERS of the text, and whether that is less than the whole.
+    """At most MAX_CHARACTERS of the text, and whether that is less than the whole (see `span`)."""
+    start, end = span(text, wanted, MAX_CHARACTERS)
+    return text[start:end], end - start < len(text)
 
-    They are centred on the longest of the wanted lexemes that is seen in the text, at its first place: a Chinese
-    lexeme anywhere, another one where a word begins with it. When none is, they are the beginning. Of lexemes that are
-    seen a thousand times before the longest one is, the longest so far will do.
+
+def span(text: str, wanted: frozenset[str], most: int) -> tuple[int, int]:
+    """Where a piece of at most so many characters begins and ends: all of a text that is no longer.
+
+    It is centred on the longest of the wanted lexemes that is seen in the text, at its first place: a Chinese lexeme
+    anywhere, another one where a word begins with it. When none is, it is the beginning. Of lexemes that are seen a
+    thousand times before the longest one is, the longest so far will do.
     """
-    if len(text) <= MAX_CHARACTERS:
-        return text, False
+    if len(text) <= most:
+        return 0, len(text)
     begin, end = _place(text, _finder(wanted)) if wanted else (0, 0)
-    start = max(0, min(begin, (begin + end - MAX_CHARACTERS) // 2, len(text) - MAX_CHARACTERS))
-    start = first_cut(text, start, min(start + MAX_CHARACTERS, len(text)))
-    end = last_cut(text, start, min(start + MAX_CHARACTERS, len(text)))
-    return text[start:end], True
+    start = max(0, min(begin, (begin + end - most) // 2, len(text) - most))
+    start = first_cut(text, start, min(start + most, len(text)))
+    return start, last_cut(text, start, min(start + most, len(text)))
 
 
 class _Finder(NamedTuple):

@@ -47,7 +47,7 @@ from sidecar.turns import key_columns, with_cells
 from sidecar.wire import CELLS
 from tombstones.forget import forget
 from tombstones.search_tables import FIELDS_A_TURN
-from tombstones.table import Shape
+from tombstones.table import Shape, stand_alone
 
 NO_MARKER = ""
 _ALL_BYTES = 2**62
@@ -125,7 +125,7 @@ async def register(conn: AsyncConnection, shape: Shape, keys: Sequence[Any], *, 
 
     A key that is gone, hidden or registered by another meanwhile gets none.
     """
-    await _alone(conn, shape)
+    await stand_alone(conn, shape)
     turns, contexts = shape.search.turns, shape.search.contexts
     here = select(shape.tasks.c.id).where(key_of(shape).in_(keys))
     moved = (await conn.execute(select(turns.c.seq).where(turns.c.task_id.in_(here), ~has_row(shape)))).scalars().all()
@@ -148,14 +148,15 @@ async def register(conn: AsyncConnection, shape: Shape, keys: Sequence[Any], *, 
 
 async def store(conn: AsyncConnection, shape: Shape, fingerprint: str, read: Sequence[Indexed], cap: int) -> int:
     """Stores what was read, but of turns that were deleted or stored by another meanwhile; answers of how many."""
-    await _alone(conn, shape)
+    await stand_alone(conn, shape)
     turns, lexemes = shape.search.turns, shape.search.lexemes
     live = select(turns.c.seq, turns.c.task_id, turns.c.marker).join(shape.tasks, is_row(shape)).where(shape.alive())
     found = await conn.execute(live.where(turns.c.seq.in_([each.seq for each in read])))
     replaced = {(row.seq, row.task_id): row.marker for row in found}  # a seq may be another turn's by now
     fresh = [each for each in read if replaced.get((each.seq, each.task_id)) == each.replaces]
     again = await _as_indexed(conn, shape, [each.seq for each in fresh if each.replaces != NO_MARKER], cap)
-    fresh = [each for each in fresh if each.seq not in again]
+    # what was read as it is indexed comes with another time alone
+    fresh = [each for each in fresh if each.seq not in again or each.marker == each.replaces]
     known = [place for each in fresh if each.replaces != NO_MARKER for place in _places(each.seq)]
     if known:
         await conn.execute(delete(lexemes).where(shape.search.place.in_(known)))
@@ -222,12 +223,6 @@ def _places(seq: int) -> range:
     return range(seq * FIELDS_A_TURN, (seq + 1) * FIELDS_A_TURN)
 
 
-async def _alone(conn: AsyncConnection, shape: Shape) -> None:
-    """One writer at a time, and no deletion between a look for tombstones and the commit; SQLite has one writer."""
-    if not shape.sqlite:
-        await conn.execute(select(func.pg_advisory_xact_lock(shape.lock_key + 2)))
-
-
 def key_of(shape: Shape) -> ColumnElement[Any]:
     """By what a row of the task table is told before it is registered."""
     return shape.tasks.c.rowid if shape.sqlite else shape.tasks.c.id
@@ -281,17 +276,19 @@ def has_row(shape: Shape) -> ColumnElement[bool]:
 def _cells(shape: Shape, owners: frozenset[str] | None) -> Select[Any]:
     turns = shape.search.turns
     wanted = numbers(shape, "wanted")
+    # SQLite may hold an owner that is no text, and would rather look at all rows of some owners than at those of turns
+    owner = cast(shape.tasks.c.owner if "owner" in shape.columns else null(), String)
     keys = select(
         *key_columns(shape),
         shape.tasks.c.context_id,
-        # SQLite may hold an owner that is no text
-        cast(shape.tasks.c.owner if "owner" in shape.columns else null(), String).label("owner"),
+        owner.label("owner"),
         *(turns.c[name] for name in ("seq", "marker", "settled", "fingerprint")),
         shape.row_version.label("version"),
         func.row_number().over(order_by=turns.c.seq.desc()).label("place"),
     )
     keys = keys.select_from(turns).join(shape.tasks, is_row(shape))
-    return with_cells(shape, keys.where(turns.c.seq.in_(select(wanted.c.value)), shape.alive(), shape.owned_by(owners)))
+    keys = keys.where(turns.c.seq.in_(select(wanted.c.value)), shape.alive())
+    return with_cells(shape, keys if owners is None else keys.where(owner.in_(sorted(owners))))
 
 
 def _new_lexemes(shape: Shape) -> Any:

@@ -6,24 +6,43 @@ Text is analyzed and cut in worker threads, and no connection is held meanwhile.
 import asyncio
 import hashlib
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sidecar.config import Config
 from sidecar.db import RETRY_AFTER, Database
 from sidecar.errors import NotFound, ParameterInvalid, SearchUnavailable, SidecarError
 from sidecar.index import Scope
-from sidecar.search import envelopes, history, index, keyword, words
+from sidecar.search import envelopes, history, index, keyword, ranked, words
+from sidecar.search.entries import Texts, read_texts
 from sidecar.search.envelopes import Told
 from sidecar.search.execution import BranchMissingError
 from sidecar.search.keyword import Hit
 from sidecar.search.queries import HistoryQuery, SearchQuery
+from sidecar.search.ranked import Candidate, Question
 from sidecar.search.refresh import Availability, Refresher
+from sidecar.turns import moment
 from sidecar.wire import CursorError, RowNumber, decode_cursor, encode_cursor
+from tombstones.state import read_status
 
 Owners = frozenset[str] | None
 # A page's cells are read in pieces of this size, each sized before it is fetched.
 _BYTES_A_READ = 2**24
+# Candidates come in the order of their rank: few are read that nobody may ask for.
+_CANDIDATES_A_READ = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A candidate that holds: its row as it is now (see `index.read`), what its turn says, and the terms that the
+    field holds. All of its turn stays in memory for as long as it is kept.
+    """
+
+    candidate: Candidate
+    row: Any
+    texts: Texts
+    terms: frozenset[str]
 
 
 class Search:
@@ -85,7 +104,7 @@ class Search:
         for hit in hits:
             by_turn.setdefault(hit.seq, []).append(hit)
         matches: dict[int, dict[str, Any]] = {}
-        async for rows in self._cells(by_turn, owners):
+        async for rows in self.cells(by_turn, owners):
             matches |= await asyncio.to_thread(envelopes.matches, rows, by_turn, lexemes)
         return matches
 
@@ -119,18 +138,72 @@ class Search:
             return None
         registered = {row.seq: row for row in window.turns}
         turns: dict[int, Told] = {}
-        async for rows in self._cells(registered, owners):
+        async for rows in self.cells(registered, owners):
             turns |= await asyncio.to_thread(envelopes.told, rows, registered, with_cells=query.include_execution)
         shown = [turns[seq] for seq in registered if seq in turns]
         return await asyncio.to_thread(envelopes.page, shown, window, query)
 
-    async def _cells(self, seqs: Iterable[int], owners: Owners) -> AsyncIterator[list[Any]]:
+    async def availability(self, first: str | None = None) -> Availability:
+        """How much can be found, after a refresh that takes the conversation `first` before others."""
+        return await self._refresher.refresh(first=first)
+
+    async def ranked(self, question: Question) -> AsyncGenerator[Found, None]:
+        """What a question finds and may be seen now, best first; whoever has enough of it stops.
+
+        Raises a SidecarError for every fault of the database.
+        """
+        waiting = await self._database.read(ranked.rank, question)
+        while waiting:
+            some, rows = await self._together(waiting[:_CANDIDATES_A_READ], question.scope.owners)
+            for found in await asyncio.to_thread(_holding, some, rows, question):
+                yield found
+            waiting = waiting[len(some) :]
+
+    async def _together(
+        self, candidates: Sequence[Candidate], owners: Owners
+    ) -> tuple[Sequence[Candidate], dict[int, Any]]:
+        """As many of the candidates as fit into memory together, with their rows."""
+        while True:
+            seqs, cap = list({each.seq for each in candidates}), self._config.max_turn_bytes
+            rows = await self._database.read(index.read, seqs, cap, _BYTES_A_READ, owners)
+            if len(seqs) == 1 or all(row.fits for row in rows):
+                return candidates, {row.seq: row for row in rows}
+            candidates = candidates[: len(candidates) // 2]
+
+    async def standing(self, task_id: str, owners: Owners) -> str | None:
+        """The conversation of an indexed turn that may be seen."""
+        return await self._database.read(ranked.standing, task_id, owners)
+
+    async def cells(self, seqs: Iterable[int], owners: Owners) -> AsyncIterator[list[Any]]:
         """The rows with their cells, in pieces that fit into memory together."""
         waiting, cap = list(seqs), self._config.max_turn_bytes
         while waiting:
             rows = await self._database.read(index.read, waiting, cap, _BYTES_A_READ, owners)
             yield [row for row in rows if row.fits]
             waiting = [row.seq for row in rows if not row.fits]
+
+
+def _holding(candidates: Sequence[Candidate], rows: Mapping[int, Any], question: Question) -> list[Found]:
+    """What still holds of the candidates, by what their rows say now."""
+    texts = {seq: read_texts(index.cells_of(row)) for seq, row in rows.items() if _is_wanted(row, question)}
+    found = []
+    for each in candidates:
+        if each.seq in texts and not texts[each.seq].incognito:
+            terms = _terms_of(each, rows[each.seq], texts[each.seq], question)
+            if terms:
+                found.append(Found(each, rows[each.seq], texts[each.seq], terms))
+    return found
+
+
+def _is_wanted(row: Any, question: Question) -> bool:
+    return question.covers(moment(row.last_updated)) and question.wants(read_status(row.status_text).state)
+
+
+def _terms_of(candidate: Candidate, row: Any, texts: Texts, question: Question) -> frozenset[str]:
+    """The terms that the field holds; of a row saved since, what it says has to be looked at."""
+    if candidate.marker == row.marker == index.marker_of(row):
+        return candidate.terms
+    return words.lexemes(texts.field(candidate.field)).intersection(question.terms)
 
 
 def _bound(query: SearchQuery) -> tuple[str, ...]:

@@ -20,6 +20,9 @@ from sidecar.search.scanner import tokens
 MAX_BYTES = 2046
 """Longer lexemes are dropped, as PostgreSQL does; UTF-8 bytes."""
 
+MOST_TERMS = 256
+"""A question's further terms are left out."""
+
 HAN = (
     "[\u2e80-\u2e99\u2e9b-\u2ef3\u2f00-\u2fd5\u3005\u3007\u3021-\u3029\u3038-\u303b\u3400-\u4dbf\u4e00-\u9fff"
     "\uf900-\ufa6d\ufa70-\ufad9\U00020000-\U0002a6df\U0002a700-\U0002ebe0\U0002f800-\U0002fa1d\U00030000-\U000323af]"
@@ -62,15 +65,18 @@ class AnalyzerMismatchError(RuntimeError):
 
 def lexemes(text: str) -> frozenset[str]:
     """The distinct lexemes of one field, each at most MAX_BYTES long; any `str` is accepted."""
-    found: set[str] = set()
-    others = []
-    for chunk in map(_normalized, _chunks(text)):
-        for run in _HAN.finditer(chunk):
-            found.update(lexeme for lexeme in rjieba.cut_for_search(run[0]) if _fits(lexeme))
-        others.append(_HAN.sub(" ", chunk))
-    for piece in pieces("".join(others)):
-        found.update(_remembered(piece) if len(piece) <= _MEMO_CHARACTERS else _piece_lexemes(piece))
-    return frozenset(found)
+    return frozenset(_lexemes(text))
+
+
+def terms(text: str) -> tuple[str, ...]:
+    """The first MOST_TERMS distinct lexemes of a question, by the first word between white space that has them.
+
+    Of one such word those that are Chinese come first.
+    """
+    found = lexemes(text)
+    in_order = (lexeme for word in dict.fromkeys(text.split()) for lexeme in _lexemes(word) if lexeme in found)
+    # a word by itself may look like an unfinished tag, which hides what it says
+    return tuple(dict.fromkeys([*in_order, *sorted(found)]))[:MOST_TERMS]
 
 
 def query_lexemes(text: str) -> tuple[frozenset[str], tuple[str, ...]]:
@@ -107,6 +113,19 @@ def _packages() -> list[str]:
     return [f"{name} {version(name)}" for name in ("rjieba", "snowballstemmer")]
 
 
+def _lexemes(text: str) -> dict[str, None]:
+    """The same in an order that hangs on the text alone: as they come, Chinese ones first."""
+    found: dict[str, None] = {}
+    others = []
+    for chunk in map(_normalized, _chunks(text)):
+        for run in _HAN.finditer(chunk):
+            found.update(dict.fromkeys(filter(_fits, rjieba.cut_for_search(run[0]))))
+        others.append(_HAN.sub(" ", chunk))
+    for piece in pieces("".join(others)):
+        found.update(_remembered(piece) if len(piece) <= _MEMO_CHARACTERS else _piece_lexemes(piece))
+    return found
+
+
 def _chunks(text: str) -> Iterator[str]:
     """Cut the text where neither NFC nor a Han run is cut, so that no call of a C function stops other threads long."""
     start = 0
@@ -141,8 +160,8 @@ def _decomposed(character: str) -> str:
     return unicodedata.normalize("NFD", character)
 
 
-def _piece_lexemes(piece: str) -> frozenset[str]:
-    return frozenset(lexeme for kind, token in set(tokens(piece)) if (lexeme := _lexeme(kind, token)))
+def _piece_lexemes(piece: str) -> dict[str, None]:
+    return {lexeme: None for kind, token in dict.fromkeys(tokens(piece)) if (lexeme := _lexeme(kind, token))}
 
 
 _remembered = lru_cache(maxsize=2**16)(_piece_lexemes)
