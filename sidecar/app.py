@@ -8,6 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from starlette.applications import Starlette
 
 from sidecar import edge
+from sidecar.answer.routes import answer_routes
 from sidecar.auth import Keyring
 from sidecar.config import Config
 from sidecar.db import Database
@@ -17,6 +18,7 @@ from sidecar.routes import core_routes
 from sidecar.search.routes import search_routes
 from sidecar.sentinel import Remembered
 from sidecar.sweeper import sweep_forever
+from sidecar.tools import tool_routes
 
 
 def create_app(config: Config, engine: AsyncEngine | None = None) -> Starlette:
@@ -38,7 +40,7 @@ def create_app(config: Config, engine: AsyncEngine | None = None) -> Starlette:
         await database.close()
 
     app = Starlette(
-        routes=[*core_routes(), *search_routes(), *operations_routes()],
+        routes=[*core_routes(), *search_routes(), *answer_routes(), *tool_routes(), *operations_routes()],
         middleware=edge.middleware(config, keyring),
         exception_handlers=edge.exception_handlers,
         lifespan=lifespan,

@@ -74,7 +74,9 @@ def _operations(published: Json) -> Iterator[tuple[str, str, Json]]:
 
 def _route(method: str, path: str, operation: Json) -> str:
     scope = operation.get("x-required-scope")
-    access = f"Needs a token with the scope <code>{escape(scope)}</code>." if scope else "Public: needs no token."
+    access = "Needs a token." if operation["security"] else "Public: needs no token."
+    if scope:
+        access = f"Needs a token with the scope <code>{escape(scope)}</code>."
     parameters = [
         (f"<code>{escape(each['name'])}</code>", each["in"], _values(each["schema"]), _prose(each["description"]))
         for each in operation["parameters"]

@@ -68,6 +68,19 @@ class LateRowsSwept:
 
 
 @dataclass(frozen=True, slots=True)
+class Used:
+    """A retrieval or a chat was answered and recorded: tokens of a `model`, counted by the `source`."""
+
+    token: str
+    route: str
+    source: str
+    model: str | None
+    input_tokens: int
+    output_tokens: int
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class SessionIdsSkipped:
     """Ids that no path can carry were left out of an index."""
 
@@ -98,7 +111,7 @@ class Note:
     text: str
 
 
-Event = Answered | Failed | Retired | LateRowsSwept | SessionIdsSkipped | TokensLoaded | TokensKept | Note
+Event = Answered | Failed | Retired | LateRowsSwept | Used | SessionIdsSkipped | TokensLoaded | TokensKept | Note
 
 _LEVELS: Mapping[type[Event], int] = {
     Failed: logging.ERROR,
@@ -249,6 +262,7 @@ class _Metrics:
         self._requests = counter("requests", "Answered requests.", ("route", "method", "status"))
         self._retired = counter("retired", "Sessions retired or cleared.", ("action",))
         self._late_rows = counter("late_rows_swept", "Rows saved after their session was retired or cleared.")
+        self._uses = counter("uses", "Answered retrievals and chats.", ("route", "source"))
         self._skipped = counter("session_ids_skipped", "Ids left out of an index because no path can carry them.")
         self._failures = counter("failures", "Faults that were not foreseen.")
         self._seconds = Histogram(
@@ -266,6 +280,8 @@ class _Metrics:
                 self._retired.labels(event.action).inc()
             case LateRowsSwept():
                 self._late_rows.inc(event.rows)
+            case Used():
+                self._uses.labels(event.route, event.source).inc()
             case SessionIdsSkipped():
                 self._skipped.inc(event.count)
             case Failed():

@@ -23,7 +23,9 @@ _EDGE = (
     errors.HeadersTooLarge,
     errors.InternalError,
 )
-_GATE = (errors.HostNotAllowed, errors.Unauthorized, errors.InsufficientScope)
+_GATE = (errors.HostNotAllowed, errors.Unauthorized)
+ANY_SCOPE = ""
+"""The scope of an operation that any token may ask for."""
 STORE = (
     errors.TaskStoreMissing,
     errors.TombstonesUnavailable,
@@ -94,16 +96,28 @@ def operation(
 
     `scope` None makes it public; unless it takes any Host, it then names HostNotAllowed itself.
     """
-    access: Json = {"security": []} if scope is None else {"x-required-scope": scope, "security": [{"bearer": [scope]}]}
     return {
         "operationId": name,
         "summary": summary,
         "description": description,
-        **access,
+        **_access(scope),
         "parameters": list(parameters),
         **({} if body is None else {"requestBody": {"required": True, "content": {"application/json": body}}}),
-        "responses": dict(sorted({**answers, **_problems({*_EDGE, *refusals, *(_GATE if scope else ())})}.items())),
+        "responses": dict(sorted({**answers, **_problems({*_EDGE, *refusals, *_gate(scope)})}.items())),
     }
+
+
+def _access(scope: str | None) -> Json:
+    """The members that say which token an operation needs."""
+    if not scope:
+        return {"security": [] if scope is None else [{"bearer": []}]}
+    return {"x-required-scope": scope, "security": [{"bearer": [scope]}]}
+
+
+def _gate(scope: str | None) -> tuple[type[SidecarError], ...]:
+    if not scope:
+        return () if scope is None else _GATE
+    return (*_GATE, errors.InsufficientScope)
 
 
 def parameter(

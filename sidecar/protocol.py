@@ -41,7 +41,10 @@ def http_protocol() -> type[asyncio.Protocol]:
 
         def on_headers_complete(self) -> None:
             self._head_bytes = 0
+            # httptools takes a target of 64 KiB at most apart, and a question may be longer
+            self.url, _, query = self.url.partition(b"?")
             super().on_headers_complete()
+            self.scope["query_string"] = query
 
         def on_body(self, body: bytes) -> None:
             self._head_bytes = 0

@@ -1,9 +1,10 @@
 """What the sidecar publishes of itself, with every wing, installed or not; it serves nothing."""
 
 from sidecar import docs, openapi
-from sidecar.search import description
+from sidecar.answer import description as answer
+from sidecar.search import description as search
 
-_WINGS = (description.FRAGMENT,)
+_WINGS = (search.FRAGMENT, answer.FRAGMENT)
 
 
 def document() -> openapi.Json:

@@ -84,7 +84,7 @@ class RawRoute(BaseRoute):
         handlers = self.handlers[template]
         handler = handlers.get("GET" if scope["method"] == "HEAD" else scope["method"])
         if handler is None:
-            allow = ", ".join(sorted({*handlers, "HEAD"}))
+            allow = ", ".join(sorted({*handlers, "HEAD"} if "GET" in handlers else handlers))
             raise MethodNotAllowed(f"This route takes {allow}.", {"Allow": allow})
         response = await handler(Request(scope, receive))
         await response(scope, receive, send)

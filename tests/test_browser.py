@@ -8,14 +8,20 @@ import pytest
 
 from sidecar.app import create_app
 from tests import rig
-from tests.test_gate import SESSION, operations
+from tests.test_gate import SESSION, WINGS, operations
 
 CONSOLE = "https://console.example"
 MARKUP = "<script>alert(1)</script>"
 INDEX = "/api/chat/sessions"
 PLACES = {"session_id": SESSION, "workspace_public_id": "default", "conversation_public_id": SESSION}
+# what finds nothing is answered without a model
+QUERIES = {
+    "/conversation_search": "?query=script",
+    "/v1/search": "?q=script&workspaceId=default",
+    "/chat/stream": "?q=nothing&workspaceId=default",
+}
 OPERATIONS = [
-    (method, path.format(**PLACES) + ("?query=script" if path.endswith("/conversation_search") else ""))
+    (method, path.format(**PLACES) + next((query for end, query in QUERIES.items() if path.endswith(end)), ""))
     for method, path, _ in operations()
 ]
 HEALTH = ("/livez", "/readyz", "/healthz")
@@ -56,7 +62,7 @@ class Page:
 @pytest.fixture
 async def page(store: rig.Store) -> AsyncIterator[Page]:
     await store.turn(SESSION, "working", text=MARKUP, prompt=MARKUP)
-    app = create_app(rig.config_for(store, cors_origins=(CONSOLE,)))
+    app = create_app(rig.config_for(store, cors_origins=(CONSOLE,), **WINGS))
     statements = rig.spy(app)
     async with rig.client(app, token=None) as client:
         yield Page(client, statements)
@@ -130,8 +136,9 @@ async def test_refusals_are_what_they_claim(page: Page) -> None:
     """The refusals of this file arise in every layer."""
     answers = await page.every_answer()
     assert [status for _, _, status in REFUSALS] == [each.status_code for each in answers[: len(REFUSALS)]]
-    # a call of a tool needs a body
-    expected = [400 if path == "/mcp" else 200 for _, path in sorted(OPERATIONS, key=lambda each: each[0] == "DELETE")]
+    # what is posted needs a body
+    asked = sorted(OPERATIONS, key=lambda each: each[0] == "DELETE")
+    expected = [400 if method == "POST" else 200 for method, _ in asked]
     assert expected == [each.status_code for each in answers[len(REFUSALS) :]]
 
 
@@ -193,6 +200,7 @@ async def test_no_sniffing(page: Page) -> None:
             "application/problem+json",
             "text/html" if answer.request.url.path == "/docs" else "",
             "text/plain" if answer.request.url.path == "/metrics" else "",
+            "text/event-stream" if answer.request.url.path.endswith("/stream") else "",
         }
 
 

@@ -63,7 +63,11 @@ SEARCHING = (
     "UPDATE tasks_search_contexts",
     "INSERT tasks_search_lexemes",
 )
+# What only an agent's own search needs.
+RECALLING = ("SELECT tasks_conversation_search_events", "INSERT tasks_conversation_search_events")
 SEARCH = "/agent_api/v1/workspaces/default/conversation_search"
+RECALL = "/agent_api/v1/workspaces/default/history_search"
+AUDIT = "/agent_api/v1/workspaces/default/search_audit"
 
 
 @asynccontextmanager
@@ -201,6 +205,26 @@ async def test_searching(prepared: rig.Store, role: str, cluster: Server, open_s
         assert name in response.json()["detail"]
         await prepared.raw(f"GRANT {what} ON {name} TO {role}")
     assert 200 == (await client.get(f"{INDEX}/chat-kept/turns")).status_code
+
+
+async def test_recalling(prepared: rig.Store, role: str, cluster: Server, open_sidecar: rig.OpenSidecar) -> None:
+    """The fourth part records agents' searches; without one of its privileges nothing that was found is shown."""
+    await grant(prepared, cluster, role, 4)
+    assert {*READING, *RETIRING, *SEARCHING, *RECALLING} == await granted(prepared, role)
+    client = await open_sidecar(prepared, database_url=address(prepared, cluster, role), audit_key="k" * 32)
+    client.headers["X-Run-Id"] = "run-1"
+    assert 2 == len((await client.post(RECALL, json={"query": "answer"})).json()["hits"])
+    for privilege in RECALLING:
+        what, name = privilege.split()
+        await prepared.raw(f"REVOKE {what} ON {name} FROM {role}")
+        response = await client.post(RECALL, json={"query": "answer"})
+        assert (503, "audit_unavailable") == (response.status_code, response.json()["code"])
+        assert name in response.json()["detail"]
+        assert "The answer." not in response.text
+        listed = await client.get(AUDIT)
+        assert (503 if what == "SELECT" else 200) == listed.status_code
+        await prepared.raw(f"GRANT {what} ON {name} TO {role}")
+    assert 1 == len((await client.get(AUDIT)).json()["events"])
 
 
 @pytest.mark.parametrize("privilege", [*READING, *RETIRING])

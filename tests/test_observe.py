@@ -22,6 +22,7 @@ from sidecar.observe import (
     SessionIdsSkipped,
     TokensKept,
     TokensLoaded,
+    Used,
     emit,
 )
 
@@ -117,6 +118,12 @@ def test_text_lines() -> None:
             Retired("retired", "chat-1", 3, 1, "operator", "abc"),
             "info",
             "retired action=retired session_id=chat-1 rows=3 active=1 token=operator request_id=abc",
+        ),
+        (
+            Used("operator", "/v1/chat", "provider", "small-1", 200, 30, "abc"),
+            "info",
+            "used token=operator route=/v1/chat source=provider model=small-1 input_tokens=200 output_tokens=30 "
+            "request_id=abc",
         ),
         (LateRowsSwept("chat-late", 2), "warning", "late_rows_swept session_id=chat-late rows=2"),
         (TokensLoaded(Path("/run/tokens"), 2), "info", "tokens_loaded path=/run/tokens count=2"),
@@ -231,6 +238,11 @@ def test_invented_methods_share_one_label() -> None:
     ("event", "metric", "amount"),
     [
         (Retired("cleared", "chat-1", 3, 1, "operator", "abc"), 'sidecar_retired_total{action="cleared"}', 1),
+        (
+            Used("operator", "/v1/search", "none", None, 0, 0, "abc"),
+            'sidecar_uses_total{route="/v1/search",source="none"}',
+            1,
+        ),
         (SessionIdsSkipped(4), "sidecar_session_ids_skipped_total", 4),
         (failure(), "sidecar_failures_total", 1),
     ],

@@ -15,6 +15,7 @@ from openapi_schema_validator import OAS31Validator
 from openapi_spec_validator import validate
 
 from sidecar import docs, errors, openapi, params, published, wire
+from sidecar.answer.queries import passage_query
 from sidecar.search import queries
 from tests.rig import FIRST_TURN
 
@@ -91,6 +92,8 @@ def test_document_and_page_are_built_once() -> None:
 
 SEARCH = "GET /agent_api/v1/workspaces/{workspace_public_id}/conversation_search"
 HISTORY = "GET /agent_api/v1/workspaces/{workspace_public_id}/conversations/{conversation_public_id}/history"
+RECALL = "POST /agent_api/v1/workspaces/{workspace_public_id}/history_search"
+AUDIT = "GET /agent_api/v1/workspaces/{workspace_public_id}/search_audit"
 
 
 def test_paths_are_those_of_the_seeds() -> None:
@@ -108,7 +111,16 @@ def test_paths_are_those_of_the_seeds() -> None:
         "GET /docs",
         SEARCH,
         HISTORY,
+        RECALL,
+        AUDIT,
         "POST /mcp",
+        "GET /v1/search",
+        "POST /v1/search",
+        "POST /v1/search/batch",
+        "POST /v1/chat",
+        "POST /v1/search/chat",
+        "GET /v1/search/chat/stream",
+        "POST /v1/chat/completions",
     }
     assert expected == {name for name, _ in operations()}
 
@@ -117,8 +129,8 @@ def test_every_operation_names_its_scope_or_is_public() -> None:
     """What needs a token says which scope, in our own member and in the standard's; the rest asks for nothing."""
     for name, each in operations():
         scope = each.get("x-required-scope")
-        assert each["security"] == ([] if scope is None else [{"bearer": [scope]}]), name
-    scopes = {name: each["x-required-scope"] for name, each in operations() if each["security"]}
+        assert each["security"] in ([], [{"bearer": [] if scope is None else [scope]}]), name
+    scopes = {name: each.get("x-required-scope") for name, each in operations() if each["security"]}
     assert scopes == {
         "GET /api/chat/sessions": "read",
         "GET /api/chat/sessions/{session_id}": "read",
@@ -127,7 +139,16 @@ def test_every_operation_names_its_scope_or_is_public() -> None:
         "GET /metrics": "read",
         SEARCH: "search",
         HISTORY: "search",
+        RECALL: "search",
+        AUDIT: "audit",
         "POST /mcp": "search",
+        "GET /v1/search": "search",
+        "POST /v1/search": "search",
+        "POST /v1/search/batch": None,  # each of its items asks for the scope
+        "POST /v1/chat": "chat",
+        "POST /v1/search/chat": "chat",
+        "GET /v1/search/chat/stream": "chat",
+        "POST /v1/chat/completions": "chat",
     }
 
 
@@ -231,6 +252,32 @@ def test_limit_of_the_search_agrees_with_its_parser() -> None:
                 parse(f"limit={refused}".encode())
 
 
+def test_limits_of_a_retrieval_agree_with_its_parser() -> None:
+    """Seed 004's own limit is refused outside its bounds; what the description takes, the parser takes."""
+    least = {"q": "okapi", "workspaceId": "default"}
+    limit = parameter("GET /v1/search", "limit")
+    assert passage_query(least).limit == limit["default"]
+    schemas = published.document()["components"]["schemas"]
+    assert schemas["PassageAnswer"]["properties"]["results"]["maxItems"] == limit["maximum"]
+    changes: tuple[Json, ...] = (
+        *({"limit": number} for number in (0, 1, 100, 101)),
+        *({"q": text} for text in ("", " ", "x" * 16_000, "x" * 16_001)),
+        *({"tags": text} for text in ("completed", "TASK_STATE_FAILED , working", "completed,", "done", "")),
+        *({"mimeTypes": text} for text in ("text/csv", "text/csv, image/png", "text/csv,,image/png", ",", " ")),
+        *({"documentId": text} for text in ("a", "", "x" * 256, "a\nb")),
+        *({"hyde": flag} for flag in (True, False)),
+        {"owner": "alice"},
+    )
+    for more in changes:
+        given: Json = {**least, **more}
+        try:
+            passage_query(given)
+            is_taken = True
+        except errors.ParameterInvalid:
+            is_taken = False
+        assert is_taken == conforms(openapi.ref("PassageQuery"), given), given
+
+
 @pytest.mark.parametrize(
     "session_id", ["", "a", "chat-漢字/ü 🙂", "x" * 255, "x" * 256, "a\x00", "a\nb", "\x7f", "\x85"]
 )
@@ -279,6 +326,7 @@ def test_page_has_a_section_for_every_route(page: Page) -> None:
         'curl -X POST -H "Authorization: Bearer $TOKEN" -H "Content-Type: application/json" '
         """-d '{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "session_search", """
         """"arguments": {"query": "error"}}}' "$SIDECAR/mcp\"""",
+        'curl -H "Authorization: Bearer $TOKEN" "$SIDECAR/v1/search?q=support+hours&workspaceId=default&limit=3"',
     ):
         assert f"<pre><code>{escape(line)}</code></pre>" in html
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from sidecar.routes import SESSIONS
-from sidecar.search.routes import TOOLS
+from sidecar.tools import TOOLS
 from tests import rig
 from tests.test_poison import NAMES, Poison, poisons, set_literal, strict, watched
 from tests.test_search import SEARCH, every_match, found

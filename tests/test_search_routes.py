@@ -18,8 +18,9 @@ from starlette.routing import Mount
 from sidecar.app import create_app
 from sidecar.openapi import ref
 from sidecar.search.queries import HistoryQuery, SearchQuery
-from sidecar.search.routes import HISTORY, SEARCH, TOOLS, WORKSPACES
+from sidecar.search.routes import HISTORY, SEARCH, WORKSPACES
 from sidecar.search.service import Search
+from sidecar.tools import TOOLS
 from tests import rig
 from tests.test_openapi import conforms
 from tests.test_paths import on_sqlite, serving

@@ -37,7 +37,7 @@ PROMISES = [
     ),
     Promise(
         "people and agents read by one contract",
-        "tools::a_client_lists_and_calls_both_tools search_queries::tools_and_query_strings_agree_on_searches "
+        "tools::a_client_lists_and_calls_tools search_queries::tools_and_query_strings_agree_on_searches "
         "search_queries::tools_and_query_strings_agree_on_windows",
     ),
     Promise(
@@ -271,7 +271,7 @@ PROMISES = [
         "`session_read` with `session_id` and `around_turn_id`",
         "tools::tools_say_what_they_are tools::faults_are_told_to_the_model",
     ),
-    Promise("the same envelopes as text", "tools::a_client_lists_and_calls_both_tools"),
+    Promise("the same envelopes as text", "tools::a_client_lists_and_calls_tools"),
     Promise(
         "tools read by the caller's own access, and are declared",
         "tools::arguments_and_owners_reach_the_service tools::a_client_without_the_right_token_gets_nowhere "

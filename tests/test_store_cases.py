@@ -29,7 +29,7 @@ from google.protobuf.json_format import ParseDict  # type: ignore[import-untyped
 
 from sidecar import index, sweeper
 from sidecar.routes import SESSION, SESSIONS, TURNS
-from sidecar.search.routes import TOOLS
+from sidecar.tools import TOOLS
 from tests import rig
 from tests.test_search import every_match, found, search
 from tests.test_search_routes import SEARCHING, window

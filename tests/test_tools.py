@@ -15,13 +15,18 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult, TextContent
 
 from sidecar.app import create_app
+from sidecar.openapi import ref
 from sidecar.search.queries import HistoryQuery, SearchQuery
+from sidecar.tools import TOOLS
 from tests import rig
+from tests.test_history_search import KEY
+from tests.test_openapi import conforms
 from tests.test_paths import Peer, on_sqlite, serving
+from tests.test_search_audit import AUDIT
 from tests.test_search_routes import SEARCHING, Recorder, window
 
-TOOLS = "/mcp"
 PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+NAMES = ["session_search", "session_read", "history_search", "workspace.search", "workspace.search-many"]
 Mode = Literal["legacy", "auto"]
 
 
@@ -58,12 +63,12 @@ def called(response: httpx.Response) -> tuple[bool, str]:
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
-async def test_a_client_lists_and_calls_both_tools(mode: Mode, store: rig.Store) -> None:
-    """The tools answer what the routes answer, as text, in both eras of the protocol."""
+async def test_a_client_lists_and_calls_tools(mode: Mode, store: rig.Store) -> None:
+    """The searches' tools answer what the routes answer, as text, in both eras of the protocol."""
     await store.turn("chat-a", text="An okapi.", prompt="Which animal?")
     await store.turn("chat-b", text="A zebra.")
     async with serving(create_app(rig.config_for(store))) as peer, connected(peer, mode) as client:
-        assert ["session_search", "session_read"] == [tool.name for tool in (await client.list_tools()).tools]
+        assert NAMES == [tool.name for tool in (await client.list_tools()).tools]
         found = await client.call_tool("session_search", {"query": "okapi", "limit": 5})
         read = await client.call_tool("session_read", {"session_id": "chat-a", "include_execution": True})
         assert [False, False] == [found.is_error, read.is_error]
@@ -83,7 +88,7 @@ async def test_tools_say_what_they_are(store: rig.Store) -> None:
         assert not tool.annotations.destructive_hint
         assert tool.description
         assert tool.input_schema["additionalProperties"] is False
-    search, read = (tools[name].input_schema for name in ("session_search", "session_read"))
+    search, read, recalling = (tools[name].input_schema for name in NAMES[:3])
     assert ["query"] == search["required"]
     assert ["query", "archived", "include_auxiliary", "limit", "after"] == list(search["properties"])
     assert ["session_id"] == read["required"]
@@ -97,6 +102,8 @@ async def test_tools_say_what_they_are(store: rig.Store) -> None:
         "execution_before",
         "execution_prefix",
     ] == list(read["properties"])
+    assert ["query"] == recalling["required"]
+    assert ["query", "speaker", "since", "until", "limit", "conversation_public_id"] == list(recalling["properties"])
 
 
 @on_sqlite
@@ -114,7 +121,7 @@ async def test_faults_are_told_to_the_model(store: rig.Store) -> None:
             result = await client.call_tool(name, arguments)
             assert result.is_error
             assert text(result).startswith(start), text(result)
-        with pytest.raises(MCPError, match="there are session_search and session_read"):
+        with pytest.raises(MCPError, match="there are session_search, session_read, history_search, "):
             await client.call_tool("session_delete", {})
 
 
@@ -125,6 +132,76 @@ async def test_a_client_without_the_right_token_gets_nowhere(store: rig.Store) -
         with pytest.RaisesGroup(MCPError, flatten_subgroups=True):
             async with connected(peer, token="wrong-token-0123456789") as client:
                 await client.list_tools()
+
+
+# --- the agent's own history
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_the_runtime_names_the_run_in_meta(mode: Mode, store: rig.Store) -> None:
+    """Run, current turn and loaded messages stand in the call's `_meta`, and what is shown is what the audit has."""
+    loaded = await store.turn("chat-a", prompt="okapi asked", text="okapi told")
+    current = await store.turn("chat-a", "working", prompt="okapi now", text=None)
+    meta: Any = {
+        "a2a-sidecar/run-id": "run-7",
+        "a2a-sidecar/current-turn": current,
+        "a2a-sidecar/loaded-message-ids": [f"{loaded}:content:0"],
+    }
+    async with serving(create_app(rig.config_for(store, audit_key=KEY))) as peer, connected(peer, mode) as client:
+        result = await client.call_tool("history_search", {"query": "okapi", "speaker": "anyone"}, meta=meta)
+        assert not result.is_error, text(result)
+        answer = json.loads(text(result))
+        assert conforms(ref("HistoryEvidence"), answer)
+        assert ["okapi asked"] == [hit["text"] for hit in answer["hits"]]
+        assert {"current_turn": 1, "loaded": 1, "budget": 0} == answer["search_audit"]["exclusions"]
+        (event,) = (await peer.send(AUDIT)).json["events"]
+    assert ("run-7", answer["search_audit"]["digest"]) == (event["run_id"], event["digest"])
+
+
+@on_sqlite
+async def test_the_run_may_stand_in_the_headers(store: rig.Store, open_sidecar: rig.OpenSidecar) -> None:
+    """`_meta` comes first, then the headers of the route; a run that is named nowhere or wrongly is refused."""
+    client = await open_sidecar(store, audit_key=KEY)
+    turn = await store.turn("chat-a", text="okapi")
+    for meta, headers, start in (
+        ({}, {}, "run_required: Send the id of the run"),
+        ({"a2a-sidecar/run-id": 7}, {"X-Run-Id": "run-1"}, "parameter_invalid: `a2a-sidecar/run-id` "),
+        ({}, {"X-Run-Id": "run 1"}, "parameter_invalid: `X-Run-Id` "),
+        ({"a2a-sidecar/current-turn": []}, {"X-Run-Id": "run-1"}, "parameter_invalid: `a2a-sidecar/current-turn` "),
+        ({"a2a-sidecar/loaded-message-ids": "m"}, {"X-Run-Id": "run-1"}, "parameter_invalid: `a2a-sidecar/loaded-"),
+        ({"a2a-sidecar/run-id": None}, {"X-Run-Id": "run-1"}, '{"hits":[{'),
+        ({"a2a-sidecar/run-id": "run-2"}, {"X-Run-Id": "run-1"}, '{"hits":[{'),
+        ({}, {"X-Run-Id": "run-3", "X-Current-Turn": turn}, '{"hits":[],'),
+    ):
+        message = call("history_search", query="okapi")
+        message["params"]["_meta"] = meta
+        is_error, told = called(await client.post(TOOLS, json=message, headers=headers))
+        assert (is_error, start) == (not start.startswith("{"), told[: len(start)])
+    events = (await client.get(AUDIT)).json()["events"]
+    assert ["run-3", "run-2", "run-1"] == [each["run_id"] for each in events]
+
+
+@on_sqlite
+async def test_a_model_cannot_choose_whose_history_it_is(store: rig.Store, open_sidecar: rig.OpenSidecar) -> None:
+    """Neither an owner nor an audience is an argument, nor what only the runtime knows."""
+    client = await open_sidecar(store, audit_key=KEY)
+    for name in ("owner", "audience", "agent_id", "run_id", "current_turn", "loaded_message_ids"):
+        message = call("history_search", query="okapi", **{name: "x"})
+        is_error, told = called(await client.post(TOOLS, json=message, headers={"X-Run-Id": "run-1"}))
+        assert is_error
+        assert told.startswith(f"parameter_invalid: `{name}` is unknown here")
+        assert "follows from the token alone" in told
+
+
+@on_sqlite
+async def test_without_a_key_the_tool_is_refused(store: rig.Store, open_sidecar: rig.OpenSidecar) -> None:
+    """It is listed all the same, and says what to set."""
+    client = await open_sidecar(store)
+    message = call("history_search", query="okapi")
+    is_error, told = called(await client.post(TOOLS, json=message, headers={"X-Run-Id": "run-1"}))
+    assert is_error
+    assert told.startswith("audit_unavailable: ")
+    assert "SIDECAR_AUDIT_KEY" in told
 
 
 # --- what the tools ask

@@ -2,6 +2,9 @@
 
 from sidecar import errors
 from sidecar.openapi import STORE, Fragment, Json, choice, exact, operation, parameter, ref, response
+from sidecar.search import recall_description
+from sidecar.search.recall_description import WORKSPACE
+from sidecar.search.recall_queries import LOADED_META, RUN_HEADER, RUN_META, TURN_HEADER, TURN_META
 from sidecar.wire import MAX_SESSION_ID
 
 _ID: Json = {"type": "string", "minLength": 1, "maxLength": MAX_SESSION_ID, "pattern": r"^[^\x00-\x1f\x7f-\x9f]+$"}
@@ -12,13 +15,6 @@ _COUNT: Json = {"type": "integer", "minimum": 0}
 _POSITION_OR_NULL: Json = {"type": ["integer", "null"], "minimum": 0}
 _CURSOR: Json = {"type": "string", "pattern": "^[A-Za-z0-9_-]+$"}
 
-_WORKSPACE = parameter(
-    "workspace_public_id",
-    "The id in `SIDECAR_WORKSPACE`; any other is not found.",
-    {"type": "string", "minLength": 1, "maxLength": 64, "pattern": "^[A-Za-z0-9._-]+$"},
-    place="path",
-    example="default",
-)
 _CONVERSATION = parameter(
     "conversation_public_id",
     "The A2A context id, percent-encoded: a slash inside an id is written `%2F`.",
@@ -54,7 +50,7 @@ def _flag(name: str, description: str) -> Json:
 
 
 _SEARCH_PARAMETERS = (
-    _WORKSPACE,
+    WORKSPACE,
     _QUERY,
     _ARCHIVED,
     _flag("include_auxiliary", "Also search contexts without the prefix `SIDECAR_SESSION_PREFIX`."),
@@ -62,7 +58,7 @@ _SEARCH_PARAMETERS = (
     parameter("after", "`pagination.next_after` of the page before; it fits only its own query and filters.", _CURSOR),
 )
 _HISTORY_PARAMETERS = (
-    _WORKSPACE,
+    WORKSPACE,
     _CONVERSATION,
     _LIMIT,
     parameter("around_turn_public_id", "The turn to read around; 404 when it is not there to be seen.", _ID),
@@ -125,6 +121,7 @@ def _paths() -> Json:
                 refusals=[errors.SessionIdInvalid, *_REFUSALS],
             )
         },
+        **recall_description.paths(),
         "/mcp": {"post": _tools()},
     }
 
@@ -134,8 +131,10 @@ def _tools() -> Json:
         "callTools",
         "Use the search as tools of a model",
         "The Model Context Protocol over streamable HTTP, one JSON answer a message, without sessions. The tools are "
-        "`session_search` and `session_read`; what a tool refuses stands in its result, under `isError`. 404 without "
-        "the extras `search` and `mcp`.",
+        "`session_search`, `session_read`, `history_search`, `workspace.search` and `workspace.search-many`; what a "
+        "tool refuses stands in its result, under `isError`. `history_search` takes its run from the headers "
+        f"`{RUN_HEADER}` and `{TURN_HEADER}`, or from `{RUN_META}`, `{TURN_META}` and `{LOADED_META}` in the call's "
+        "`_meta`. 404 without the extras `search` and `mcp`.",
         {
             "200": response("The JSON-RPC response, an error included.", ref("RpcResponse"), "Cache-Control"),
             "202": {"description": "A notification was taken; no body."},
@@ -199,6 +198,7 @@ def _schemas() -> Json:
         ),
         "HistoryTurn": exact(_turn_properties(), optional=["prompt", "steers", "content"]),
         "Execution": exact(_execution_properties(), optional=["branches", "attention_reason", "failure_reason"]),
+        **recall_description.schemas(),
         "RpcMessage": {
             "type": "object",
             "properties": {

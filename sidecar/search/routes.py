@@ -4,38 +4,42 @@ What the wing needs beyond the core, and takes time to import, is imported by th
 """
 
 import asyncio
-from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp
 
 from sidecar.auth import require
-from sidecar.bodies import json_body
+from sidecar.bodies import json_object
 from sidecar.errors import NotFound
 from sidecar.params import decoded, parse_session_id
-from sidecar.routes import ApiRoute, RawRoute, unstored
+from sidecar.routes import RawRoute, unstored
 from sidecar.search.extras import Extra, lacking
 from sidecar.search.queries import history_query, search_query
+from sidecar.search.recall_queries import events_query, header_values, recall_body, run_of
 
 if TYPE_CHECKING:
+    from sidecar.search.recall import Recall
     from sidecar.search.service import Search
 
 WORKSPACES = "/agent_api/v1/workspaces"
 SEARCH = WORKSPACES + "/{workspace_public_id}/conversation_search"
 HISTORY = WORKSPACES + "/{workspace_public_id}/conversations/{conversation_public_id}/history"
-TOOLS = "/mcp"
+RECALL = WORKSPACES + "/{workspace_public_id}/history_search"
+AUDIT = WORKSPACES + "/{workspace_public_id}/search_audit"
 
 
 def search_routes() -> list[BaseRoute]:
-    """The routes of seed 000, and its tools."""
-    return [
-        RawRoute(WORKSPACES, {SEARCH: {"GET": search}, HISTORY: {"GET": history}}),
-        ApiRoute(TOOLS, tools, methods=["POST"]),
-    ]
+    """The routes of seeds 000 and 002."""
+    handlers = {
+        SEARCH: {"GET": search},
+        HISTORY: {"GET": history},
+        RECALL: {"POST": recall},
+        AUDIT: {"GET": search_audit},
+    }
+    return [RawRoute(WORKSPACES, handlers)]
 
 
 async def search(request: Request) -> Response:
@@ -59,13 +63,25 @@ async def history(request: Request) -> Response:
     return await unstored(request, await service.read(query, principal.owners))
 
 
-async def tools(request: Request) -> ASGIApp:
-    """`POST /mcp`: the same for a model, as the tools `session_search` and `session_read`."""
+async def recall(request: Request) -> Response:
+    """`POST …/history_search`: the messages that fit an agent's words best, after they were recorded."""
     principal = require(request, "search")
-    check_extras("search", "mcp")
-    body = await json_body(request)
-    exchange = await _exchange(request)
-    return exchange(await service_of(request), principal.owners, request.state.request_id, body)
+    check_extras("search")
+    _check_workspace(request)
+    query, loaded = recall_body(await json_object(request))
+    run = run_of(header_values(request.headers), {}, loaded)
+    service = await recall_of(request)
+    return await unstored(request, await service.search(query, run, principal, request.state.request_id))
+
+
+async def search_audit(request: Request) -> Response:
+    """`GET …/search_audit`: the record of what agents were shown, newest first."""
+    principal = require(request, "audit")
+    check_extras("search")
+    _check_workspace(request)
+    query = events_query(request.scope["query_string"])
+    service = await recall_of(request)
+    return await unstored(request, await service.events(query, principal, request.state.request_id))
 
 
 def check_extras(*needed: Extra) -> None:
@@ -94,10 +110,12 @@ async def service_of(request: Request) -> "Search":
     return service
 
 
-async def _exchange(request: Request) -> Callable[..., ASGIApp]:
-    """`tools.exchange`, whose imports take longer than many requests."""
-    state = request.app.state
-    if not hasattr(state, "exchange"):
-        state.exchange = (await asyncio.to_thread(import_module, "sidecar.search.tools")).exchange
-    exchange: Callable[..., ASGIApp] = state.exchange
-    return exchange
+async def recall_of(request: Request) -> "Recall":
+    """The agents' search of this application, made by the first request that needs it."""
+    state, search = request.app.state, await service_of(request)
+    if not hasattr(state, "recall"):
+        module = await asyncio.to_thread(import_module, "sidecar.search.recall")
+        if not hasattr(state, "recall"):  # another request was faster
+            state.recall = module.Recall(search, state.database, state.config)
+    service: Recall = state.recall
+    return service
