@@ -135,7 +135,7 @@ async def test_limits(given: rig.Json, shown: int, store: rig.Store, agent: http
         ({"speaker": "requester"}, {"requester"}),
         ({"speaker": "you"}, {"you"}),
     ],
-    ids=str,
+    ids=["all", "anyone", "requester", "you"],
 )
 @pytest.mark.usefixtures("sqlite_suffices")
 async def test_speakers(given: rig.Json, speakers: set[str], store: rig.Store, agent: httpx.AsyncClient) -> None:
