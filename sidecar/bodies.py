@@ -77,7 +77,7 @@ def texts(given: Given, name: str, most_items: int, most: int) -> tuple[str, ...
     value = given.get(name)
     if value is None:
         return ()
-    if not isinstance(value, list) or len(value) > most_items:
+    if not isinstance(value, list) or len(value) > most_items or None in value:
         raise ParameterInvalid(f"`{name}` is not a list of at most {most_items} texts; send one.")
     return tuple(text({name: each}, name, most, required=True) or "" for each in value)
 

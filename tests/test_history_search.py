@@ -9,12 +9,19 @@ import httpx
 import pytest
 
 from sidecar.app import create_app
+from sidecar.db import Database
 from sidecar.openapi import ref
+from sidecar.reading import Reading
+from sidecar.search import ranked
+from sidecar.search.neighbours import Side, beside
 from sidecar.search.recall_queries import MAX_LOADED, MAX_LOADED_CHARACTERS
+from sidecar.search.service import Search
 from tests import rig
 from tests.test_openapi import conforms
 from tests.test_paths import on_sqlite
+from tests.test_ranked_plans import Explaining, Plan
 from tests.test_search import STEERED, operator, retired
+from tombstones.table import Shape
 
 RECALL = "/agent_api/v1/workspaces/default/history_search"
 KEY = "the-key-of-the-digests-of-tests-0123"
@@ -205,6 +212,25 @@ async def test_messages_have_stable_ids(store: rig.Store, agent: httpx.AsyncClie
 
 
 @pytest.mark.usefixtures("sqlite_suffices")
+async def test_no_two_messages_of_a_turn_have_one_id(store: rig.Store, agent: httpx.AsyncClient) -> None:
+    """Of two that their producer gave the same, or that of another's place, one is told by its own place."""
+    items = {"items": [{"id": "twice", "text": "okapi item"}]}
+    marker = {"messageId": "m", "role": "ROLE_AGENT", "parts": [{"data": items, "mediaType": STEERED}]}
+    history = [marker, {**operator("okapi asked"), "messageId": "twice"}]
+    await store.turn("chat-a", prompt=None, history=history, text="zebra", task_id="turn-1")
+    history = [{**operator("giraffe asked"), "messageId": "turn-2:content:0"}]
+    await store.turn("chat-b", prompt=None, history=history, text="giraffe told", task_id="turn-2")
+    (hit,) = (await recall(agent, "zebra"))["hits"]
+    before = [(each["message_id"], each["text"]) for each in hit["before"]]
+    assert [("twice", "okapi asked"), ("turn-1:steers:0", "okapi item")] == before
+    hits = (await recall(agent, "giraffe"))["hits"]
+    ids = {"giraffe asked": "turn-2:prompt:0", "giraffe told": "turn-2:content:0"}
+    assert ids == {each["text"]: each["message_id"] for each in hits}
+    beside = {each["text"]: (texts(each["before"]), texts(each["after"])) for each in hits}
+    assert {"giraffe asked": ([], ["giraffe told"]), "giraffe told": (["giraffe asked"], [])} == beside
+
+
+@pytest.mark.usefixtures("sqlite_suffices")
 async def test_of_the_steers_the_one_that_fits_best_is_the_hit(store: rig.Store, agent: httpx.AsyncClient) -> None:
     """The first of those with most of the words; what was said around it stands beside it."""
     steers = [operator(text) for text in ("an okapi", "an okapi and a zebra", "a zebra and an okapi", "nothing")]
@@ -248,6 +274,32 @@ async def test_neighbours_beyond_turns_without_a_message(store: rig.Store, agent
         await store.turn("chat-a", prompt=None, text=text)
     (hit,) = (await recall(agent, "okapi"))["hits"]
     assert ([], ["near"]) == (texts(hit["before"]), texts(hit["after"]))
+
+
+@pytest.mark.parametrize("kind", ["postgres"])
+async def test_neighbours_in_a_long_conversation_are_read_one_by_one(store: rig.Store) -> None:
+    """By the plan of their statement nothing is sorted, and no table is read whole."""
+    await store.raw(
+        "INSERT INTO tasks (id, context_id, kind, owner, status) "
+        "SELECT 't-' || number, 'chat-a', 'task', '', '{}' FROM generate_series(1, 3000) AS number"
+    )
+    await rig.prepare(store)
+    config = rig.config_for(store)
+    database = Database(config)
+    await Search(database, config).reindex(lambda done, todo: None)
+    await store.raw("ANALYZE")
+
+    async def explained(conn: Reading, shape: Shape) -> list[Plan]:
+        explaining = Explaining(conn._driver, conn._dialect)
+        explaining.plans = []
+        sides = [Side(1500, newer) for newer in (False, True)]
+        assert [1499, 1501] == [(await beside(explaining, shape, sides, None))[side] for side in sides]
+        return explaining.plans
+
+    plans = await database.read(explained)
+    await database.close()
+    wholes = ("Sort ", "Seq Scan tasks ", "Seq Scan tasks_search_turns ")
+    assert [] == [step for plan in plans for step in plan.steps if step.startswith(wholes)]
 
 
 # --- what is never shown
@@ -341,6 +393,17 @@ async def test_loaded_messages_are_left_out_and_counted(store: rig.Store, agent:
     assert {"current_turn": 0, "loaded": 2, "budget": 0} == answer["search_audit"]["exclusions"]
 
 
+async def test_loaded_messages_hide_no_older_ones(
+    store: rig.Store, agent: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much of what is newest the model has before it, what it has not is found."""
+    monkeypatch.setattr(ranked, "FIELDS_A_TERM", (2, 2))
+    await store.turn("chat-a", prompt=None, text="an okapi of old")
+    loaded = [await store.turn("chat-b", prompt=None, text="okapi") for _ in range(9)]
+    answer = await recall(agent, "okapi", loaded_message_ids=[f"{turn}:content:0" for turn in loaded])
+    assert ["an okapi of old"] == texts(answer["hits"])
+
+
 # --- requests
 
 
@@ -380,6 +443,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"query": "x", "conversation_public_id": "a" * 256}, "`conversation_public_id` is no id"),
     ({"query": "x", "loaded_message_ids": "m"}, "`loaded_message_ids` is not a list"),
     ({"query": "x", "loaded_message_ids": [7]}, "`loaded_message_ids` is not a text"),
+    ({"query": "x", "loaded_message_ids": [None]}, "`loaded_message_ids` is not a list of at most 1000 texts"),
     ({"query": "x", "loaded_message_ids": ["m"] * (MAX_LOADED + 1)}, "`loaded_message_ids` is not a list of at most"),
     ({"query": "x", "loaded_message_ids": ["m" * (MAX_LOADED_CHARACTERS + 1)]}, "`loaded_message_ids` has more than"),
     ({"query": "x", "owner": "bob"}, "`owner` is unknown here"),
@@ -432,6 +496,15 @@ async def test_the_runtime_says_which_run_asks(headers: Any, code: str, named: s
     assert (400, code) == (response.status_code, response.json()["code"])
     assert named in response.json()["detail"]
     assert [] == statements
+
+
+@on_sqlite
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+async def test_a_current_turn_may_have_any_letters(encoding: str, store: rig.Store, agent: httpx.AsyncClient) -> None:
+    """A header has bytes: they are read as UTF-8 where they are that, else as HTTP has it."""
+    await store.turn("chat-a", text="okapi", task_id="zug-für-dich")
+    answer = await recall(agent, "okapi", {"X-Current-Turn": "zug-für-dich".encode(encoding)})
+    assert ([], 1) == (answer["hits"], answer["search_audit"]["exclusions"]["current_turn"])
 
 
 @on_sqlite

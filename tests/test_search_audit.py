@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import json
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import httpx
 import pytest
 from sqlalchemy import event
 
+from sidecar import records
 from sidecar.app import create_app
+from sidecar.db import Database
 from sidecar.openapi import ref
-from sidecar.search.audit import CEILING, digest
+from sidecar.search.audit import CEILING, Draft, Selected, Shown, digest, record
 from tests import rig
 from tests.test_history_search import KEY, RECALL, RUN, recall, texts, token_of, tokens_file
 from tests.test_openapi import conforms
@@ -279,6 +282,35 @@ async def test_what_does_not_fit_is_left_out(
     assert answer["hits"] == again["hits"]
     events = (await audited(agent))["events"]
     assert [0, len(shown)] == [each["new_messages"] for each in events[:2]]
+
+
+@on_sqlite
+async def test_the_nearest_neighbour_is_kept(store: rig.Store, agent: httpx.AsyncClient) -> None:
+    """With room for one message beside the hit it is that just before it."""
+    await store.turn("chat-a", prompt="far", text="near")
+    await store.turn("chat-a", prompt=None, text="okapi")
+    await recall(agent, "unheard-of")
+    await shown_before(store, 398)
+    (hit,) = (await recall(agent, "okapi"))["hits"]
+    assert (["near"], []) == (texts(hit["before"]), texts(hit["after"]))
+
+
+@on_sqlite
+async def test_a_record_waits_for_no_thread(store: rig.Store) -> None:
+    """All worker threads may be busy with long texts: SQLite's one write lock is not held until one is free."""
+    database = Database(rig.config_for(store))
+    draft = Draft("operator", "run-1", "", {}, (Selected(("turn-1", "m"), (), (), {}),), {}, "")
+    await records.write(database, record, draft, Shown(0, frozenset()))
+    done = threading.Event()
+    busy = [asyncio.create_task(asyncio.to_thread(done.wait)) for _ in range(64)]
+    try:
+        async with asyncio.timeout(10):
+            recorded = await records.write(database, record, draft, Shown(0, frozenset()))
+    finally:
+        done.set()
+        await asyncio.gather(*busy)
+        await database.close()
+    assert (2, draft.selected) == (recorded.event_id, recorded.selected)
 
 
 async def test_what_was_shown_is_shown_again(store: rig.Store, agent: httpx.AsyncClient) -> None:

@@ -168,7 +168,8 @@ async def _run(conn: AsyncConnection, ddl: list[str], say: Say, dry_run: bool) -
 
 
 async def _execute(conn: AsyncConnection, statement: str) -> None:
-    tries = _ALTER_TRIES if statement.startswith(("ALTER", "CREATE TABLE")) else 1
+    waits = statement.startswith(("ALTER", "CREATE TABLE", "CREATE INDEX IF"))
+    tries = _ALTER_TRIES if waits else 1
     for left in reversed(range(tries)):
         try:
             await conn.exec_driver_sql(statement)

@@ -3,44 +3,54 @@
 What takes time to import, or an extra, is imported by the command that needs it.
 """
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sidecar import show
-from sidecar.flags import Flags, configured, fail, json_flag, on_database, session_settings
+from sidecar.config import Config
+from sidecar.flags import Flags, chosen, configured, data_settings, fail, json_flag, on_database, session_settings
 from sidecar.search.extras import lacking
+
+if TYPE_CHECKING:
+    from sidecar.search.queries import SearchQuery
 
 LINE = 200
 
 
 @click.command()
 @click.argument("words", nargs=-1, required=True)
-@session_settings
+@data_settings("session_prefix", "workspace")
 @click.option("--limit", type=click.IntRange(1, 50), default=20, show_default=True, help="Most matches.")
 @click.option("--all", "include_auxiliary", is_flag=True, help="Also search contexts without the session prefix.")
 @click.option("--after", metavar="CURSOR", help="Go on after an earlier answer.")
 @json_flag
 def search(
-    flags: Flags, words: Sequence[str], limit: int, include_auxiliary: bool, after: str | None, as_json: bool
+    flags: Flags,
+    url: str | None,
+    words: Sequence[str],
+    limit: int,
+    include_auxiliary: bool,
+    after: str | None,
+    as_json: bool,
 ) -> None:
     """Find the turns and titles that hold all the words, newest first."""
-    _check_extra()
-    import msgspec
-
+    config, remote = chosen(flags, url)
+    if not remote:
+        _check_extra()
     from sidecar.search.queries import search_arguments
-    from sidecar.search.service import Search
 
     given = {"query": " ".join(words), "limit": limit, "include_auxiliary": include_auxiliary, "after": after}
     query = search_arguments(given)
-    config = configured(flags)
-    found = on_database(config, lambda database: Search(database, config).search(query, None))
+    body = remote.search(config.workspace, query) if remote else _stored_matches(config, query)
     if show.wants_json(as_json):
-        click.echo(msgspec.json.encode(found))
+        click.echo(body)
         return
+    found = json.loads(body)
     rows = [
         (each["conversation_public_id"], each["position"], each["field"], _one_line(each["excerpt"]))
         for each in found["matches"]
@@ -49,17 +59,25 @@ def search(
     _tell_of_the_rest(found)
 
 
+def _stored_matches(config: Config, query: "SearchQuery") -> bytes:
+    import msgspec
+
+    from sidecar.search.service import Search
+
+    return msgspec.json.encode(on_database(config, lambda database: Search(database, config).search(query, None)))
+
+
 def _one_line(excerpt: str) -> str:
     return " ".join(excerpt.split())[:LINE]
 
 
 def _tell_of_the_rest(found: dict[str, Any]) -> None:
     if found["ignored_terms"]:
-        click.echo(f"ignored: {' '.join(found['ignored_terms'])}", err=True)
+        show.note(f"ignored: {' '.join(found['ignored_terms'])}")
     if not found["availability"]["complete"]:
-        click.echo(f"not indexed yet: {found['availability']['pending']} turns; see `a2a-sidecar reindex`", err=True)
+        show.note(f"not indexed yet: {found['availability']['pending']} turns; see `a2a-sidecar reindex`")
     if (cursor := found["pagination"]["next_after"]) is not None:
-        click.echo(f"There are older ones: --after {cursor}", err=True)
+        show.note(f"There are older ones: --after {cursor}")
 
 
 @click.command()

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Select, literal_column, select
+from sqlalchemy import BigInteger, Select, literal, literal_column, select
 
-from sidecar.index import Scope
 from sidecar.reading import STATEMENTS_KEPT, Reading, parameter
 from sidecar.search.index import is_row
 from tombstones.table import Shape
@@ -27,17 +26,20 @@ async def beside(conn: Reading, shape: Shape, sides: Iterable[Side], owners: fro
     found: dict[Side, int] = {}
     async with conn.snapshot():
         for side in sides:
-            for row in await conn.fetch(_next(shape, Scope("", owners), side.newer), {"seq": side.seq}):
-                found[side] = row.seq
+            for row in await conn.fetch(_next(shape, owners, side.newer), {"seq": side.seq}):
+                if row.seq is not None:
+                    found[side] = row.seq
     return found
 
 
 @lru_cache(STATEMENTS_KEPT)
-def _next(shape: Shape, scope: Scope, newer: bool) -> Select[Any]:
+def _next(shape: Shape, owners: frozenset[str] | None, newer: bool) -> Select[Any]:
     turns, here = shape.search.turns, shape.search.turns.alias("here")
     beyond = turns.c.position > here.c.position if newer else turns.c.position < here.c.position
-    found = select(turns.c.seq).select_from(here).join(turns, turns.c.context_id == here.c.context_id)
-    found = found.join(shape.tasks, is_row(shape)).where(here.c.seq == parameter("seq", BigInteger()))
-    found = found.where(beyond, ~turns.c.incognito, scope.visible(shape))
     order = turns.c.position if newer else turns.c.position.desc()
-    return found.order_by(order).limit(literal_column("1"))
+    mine = select(literal(1)).where(is_row(shape), shape.alive(), shape.owned_by(owners))
+    # each asked for one value: PostgreSQL would join and sort all that was said on that side
+    is_seen = mine.limit(literal_column("1")).scalar_subquery().is_not(None)
+    found = select(turns.c.seq).where(turns.c.context_id == here.c.context_id, beyond, ~turns.c.incognito, is_seen)
+    nearest = found.order_by(order).limit(literal_column("1")).scalar_subquery()
+    return select(nearest.label("seq")).where(here.c.seq == parameter("seq", BigInteger()))

@@ -36,7 +36,8 @@ class Question:
 
     terms: distinct lexemes; none finds nothing. fields: some of prompt, steers and content. since, until: naive UTC,
     both included, on `last_updated`; a row without a time never matches a bound. near: the conversation that counts as
-    the current one. states: as `name_of` spells them, none is any.
+    the current one. states: as `name_of` spells them, none is any. passed_over: so many of what is found the asker will
+    leave out.
     """
 
     terms: tuple[str, ...]
@@ -48,6 +49,7 @@ class Question:
     until: datetime | None = None
     near: str | None = None
     states: frozenset[str] = frozenset()
+    passed_over: int = 0
 
     @property
     def times(self) -> Times | None:
@@ -123,7 +125,9 @@ async def rank(conn: Reading, shape: Shape, question: Question) -> list[Candidat
         common = look.unfinished | {term: some[-1] for term, some in newest.items() if len(some) == look.depth}
         weights = {term: 1 if term in common else weight(len(some), look.depth) for term, some in newest.items()}
         held = _by_place(newest)
-        best = sorted(held, key=lambda place: (-_match(held[place], weights), -place))[:CANDIDATES]
+        best = sorted(held, key=lambda place: (-_match(held[place], weights), -place))[
+            : CANDIDATES + question.passed_over
+        ]
         older = [place for place in best if place < max(common.values(), default=0)]
         for term, some in (await places.holding(conn, shape, older, list(common))).items():
             for place in some:
@@ -184,7 +188,9 @@ class _Look:
     def __init__(self, conn: Reading, shape: Shape, question: Question) -> None:
         self._conn, self._shape, self._question = conn, shape, question
         least, most = FIELDS_A_TERM
-        self.depth = max(least, min(most, CANDIDATES // max(1, len(question.terms))))
+        terms = max(1, len(question.terms))
+        passed_over = min(question.passed_over, FIELDS_LOOKED_AT // terms // 2)
+        self.depth = max(least, min(most, CANDIDATES // terms)) + passed_over
         self.seen: dict[int, Any] = {}
         self.unfinished: dict[str, int] = {}
         self._met: set[int] = set()

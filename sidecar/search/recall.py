@@ -91,7 +91,16 @@ class Recall:
         prefix = self._config.session_prefix if query.conversation is None else ""
         until = None if query.until is None else max(query.until, datetime.min + _TICK) - _TICK
         fields = _FIELDS[query.speaker]
-        return Question(terms, Scope(prefix, owners), fields, query.conversation, None, query.since, until, near)
+        return Question(
+            terms,
+            Scope(prefix, owners),
+            fields,
+            conversation=query.conversation,
+            since=query.since,
+            until=until,
+            near=near,
+            passed_over=len(run.loaded),
+        )
 
     async def _select(self, question: Question, limit: int, run: Run) -> tuple[list[Hit], dict[str, int]]:
         """The best hits that the model has not before it, and how many messages it has."""

@@ -110,8 +110,17 @@ def run_of(headers: Mapping[str, str], meta: Given, loaded: frozenset[str] = fro
 
 
 def header_values(headers: Headers) -> dict[str, str]:
-    """The values of headers by their names in lower case; those of a repeated one stand side by side (RFC 9110)."""
-    return {name: ", ".join(headers.getlist(name)) for name in headers}
+    """The values of headers by their names in lower case, read as UTF-8 where they are that, since a turn's id may be;
+    those of a repeated one stand side by side (RFC 9110).
+    """
+    return {name: ", ".join(map(_in_utf8, headers.getlist(name))) for name in headers}
+
+
+def _in_utf8(value: str) -> str:
+    try:
+        return value.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        return value
 
 
 def events_query(query_string: bytes) -> EventsQuery:

@@ -4,8 +4,9 @@ What the wing needs beyond the core, and takes time to import, is imported by th
 """
 
 import asyncio
+from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -100,22 +101,28 @@ def _check_workspace(request: Request) -> None:
 
 
 async def service_of(request: Request) -> "Search":
-    """The service of this application, made by the first request that needs it."""
+    """The search of this application."""
     state = request.app.state
-    if not hasattr(state, "search"):
-        module = await asyncio.to_thread(import_module, "sidecar.search.service")
-        if not hasattr(state, "search"):  # another request was faster
-            state.search = module.Search(state.database, state.config)
-    service: Search = state.search
+    service: Search = await once(
+        request, "search", "sidecar.search.service", lambda module: module.Search(state.database, state.config)
+    )
     return service
 
 
 async def recall_of(request: Request) -> "Recall":
-    """The agents' search of this application, made by the first request that needs it."""
+    """The agents' search of this application."""
     state, search = request.app.state, await service_of(request)
-    if not hasattr(state, "recall"):
-        module = await asyncio.to_thread(import_module, "sidecar.search.recall")
-        if not hasattr(state, "recall"):  # another request was faster
-            state.recall = module.Recall(search, state.database, state.config)
-    service: Recall = state.recall
+    service: Recall = await once(
+        request, "recall", "sidecar.search.recall", lambda module: module.Recall(search, state.database, state.config)
+    )
     return service
+
+
+async def once(request: Request, name: str, module: str, make: Callable[[Any], Any]) -> Any:
+    """What the application has under a name; the first request that needs it makes it, of a module that takes long."""
+    state = request.app.state
+    if not hasattr(state, name):
+        imported = await asyncio.to_thread(import_module, module)
+        if not hasattr(state, name):  # another request was faster
+            setattr(state, name, make(imported))
+    return getattr(state, name)
