@@ -6,7 +6,7 @@ It speaks the protocol over HTTP, whole and as events; nothing of any client is 
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import cast
@@ -68,11 +68,16 @@ def says(text: str | Sequence[str], usage: Json | None = USAGE, finish_reason: s
     return answer
 
 
-def sends(body: str | bytes, status: int = 200, media_type: str = "text/event-stream") -> Behaviour:
+def sends(
+    body: str | bytes,
+    status: int = 200,
+    media_type: str = "text/event-stream",
+    headers: Mapping[str, str] | None = None,
+) -> Behaviour:
     """Exactly this."""
 
     async def answer(asked: Asked, receive: Receive, send: Send) -> None:
-        await Response(body, status, media_type=media_type)({"type": "http"}, receive, send)
+        await Response(body, status, headers, media_type=media_type)({"type": "http"}, receive, send)
 
     return answer
 

@@ -303,3 +303,12 @@ def _request(path: str, body: Any) -> bytes:
         "Connection: close",
     ]
     return "\r\n".join([*head, "", ""]).encode() + content
+
+
+@pytest.mark.usefixtures("sqlite_suffices")
+async def test_a_nested_batch_is_refused_at_its_first_oddity(sidecar: httpx.AsyncClient) -> None:
+    """Millions of lists are not made into objects before they are refused."""
+    body = b'{"queries": [' + b"[]," * 1_000_000 + b"[]]}"
+    response = await sidecar.post(BATCH, content=body, headers={"Content-Type": "application/json"})
+    assert (400, "parameter_invalid") == (response.status_code, response.json()["code"])
+    assert "Expected `object`, got `array`" in response.json()["detail"]

@@ -1,6 +1,7 @@
 """Grounded chat over HTTP: what is answered and cited, what is refused before a model is asked, how models fail."""
 
 import asyncio
+import gzip
 import hashlib
 import json
 import logging
@@ -15,6 +16,7 @@ import httpx
 import pytest
 from sqlalchemy import make_url, text
 
+from sidecar.answer.model import MOST_BYTES
 from sidecar.answer.prompt import NOTHING_FOUND
 from sidecar.app import create_app
 from sidecar.observe import Used
@@ -326,7 +328,7 @@ async def test_a_database_that_fails_fails_closed(
 ) -> None:
     """Where nobody can tell whose the chat is, no model is asked."""
     await store.turn("chat-a", text=ANSWER)
-    client = await open_sidecar(store, statement_timeout=0.3, **model.settings)
+    client = await open_sidecar(store, statement_timeout=1.0, **model.settings)
     chat_id = (await ask(client))["sessionId"]
     model.asked.clear()
     async with locked(store):
@@ -356,6 +358,8 @@ FAILURES = {
     "no text": sends('{"choices": [{"message": {"content": null}}]}', media_type="application/json"),
     "parts": sends('{"choices": [{"message": {"content": [{}]}}]}', media_type="application/json"),
     "broken off": breaks_off("never JSON"),
+    "too long": sends(json.dumps({"choices": [], "padding": "x" * MOST_BYTES}), media_type="application/json"),
+    "compressed": sends(gzip.compress(b"{}"), media_type="application/json", headers={"Content-Encoding": "gzip"}),
 }
 
 

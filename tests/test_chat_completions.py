@@ -152,11 +152,27 @@ async def test_what_was_said_before(client: httpx.AsyncClient, model: ModelServe
         {"role": "developer", "content": "Be kind."},
         *ASKING,
     ]
-    first = await complete(client, messages)
+    await complete(client, messages)
     assert [("user", "Hello,\nyou."), ("assistant", "Hi.")] == told(model)
     assert model.asked[0].body["messages"][0]["content"].endswith(":\nBe brief.\n\nBe kind.")
+    first = await complete(client)
     await complete(client, messages, sessionId=first["sessionId"])
     assert [("user", ASKING[0]["content"]), ("assistant", "From nine, invented.")] == told(model)
+
+
+@on_sqlite
+async def test_what_came_from_unknown_turns_is_not_remembered(
+    store: rig.Store, client: httpx.AsyncClient, model: ModelServer
+) -> None:
+    """An application sends back our answers about a session, which, once that is retired, nobody could find again."""
+    await store.turn("chat-b", text="An okapi is striped.", prompt=None)
+    asked = {"role": "user", "content": "What is an okapi?"}
+    first = await complete(client)
+    said = [*ASKING, first["choices"][0]["message"], asked]
+    second = await complete(client, said)
+    assert {"answer_sessions": 2, "answer_exchanges": 1, "answer_sources": 1, "usage": 2} == await counted(store)
+    await complete(client, [asked], sessionId=second["sessionId"])
+    assert [] == told(model)
 
 
 @on_sqlite

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from sqlalchemy import text
 
+from sidecar.answer import memory
 from sidecar.app import create_app
 from sidecar.routes import SESSIONS
 from tests import rig
@@ -81,6 +82,32 @@ async def test_memory_has_a_bound(client: httpx.AsyncClient, model: ModelServer)
     await ask(client, SUPPORT, q="support", sessionId=chat_id)
     await ask(client, SUPPORT, sessionId=chat_id)
     assert [] == remembered(model.asked[-1].body)
+
+
+async def test_what_is_not_given_any_more_is_deleted(store: rig.Store, client: httpx.AsyncClient) -> None:
+    """A chat keeps the exchanges that it may give to a model, with their sources, and no others."""
+    session = await ask(client, SUPPORT)
+    for _ in range(memory.MOST_EXCHANGES + 1):
+        await ask(client, SUPPORT, sessionId=session)
+    kept = [row.id for row in await store.raw("SELECT id FROM tasks_answer_exchanges ORDER BY id")]
+    assert list(range(3, memory.MOST_EXCHANGES + 3)) == kept
+    assert set(kept) == {row[0] for row in await store.raw("SELECT exchange_id FROM tasks_answer_sources")}
+
+
+@on_sqlite
+async def test_memory_has_a_bound_of_turns(
+    client: httpx.AsyncClient, model: ModelServer, store: rig.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an exchange came from goes with it from one to the next: at some time the chat begins anew."""
+    monkeypatch.setattr(memory, "MOST_SOURCES", 2)
+    for number in range(4):
+        await store.turn(f"chat-{number}", text=f"quagga{number}", prompt=None)
+    chat_id = await ask(client, OKAPI)
+    for number in range(4):
+        await ask(client, SUPPORT, q=f"quagga{number}", sessionId=chat_id)
+    assert [0, 2, 4, 0, 2] == [len(remembered(each.body)) for each in model.asked]
+    sources = await store.raw("SELECT exchange_id, count(*) AS turns FROM tasks_answer_sources GROUP BY exchange_id")
+    assert [1, 2, 3, 1, 2] == [row.turns for row in sources]
 
 
 @pytest.mark.parametrize("flags", [{}, {"retire": "false"}], ids=["retire", "clear"])
@@ -201,4 +228,16 @@ async def test_what_a_token_may_not_see_any_more_is_not_recalled(
         assert 2 == len(remembered(model.asked[-1].body))
         await store.raw("UPDATE tasks SET owner = 'bob' WHERE id = :id", id=owned)
         await ask(client, SUPPORT, sessionId=chat_id)
+    assert [] == remembered(model.asked[-1].body)
+
+
+async def test_what_became_incognito_is_not_recalled(
+    store: rig.Store, client: httpx.AsyncClient, model: ModelServer
+) -> None:
+    """A turn that its next message takes out of search takes what came from it out of memory, at once."""
+    turn = await store.turn("chat-c", text="A quagga is brown.", prompt=None)
+    chat_id = await ask(client, OKAPI, q="quagga")
+    hushed = rig.message("ROLE_USER", "Hush.", contextId="chat-c", taskId=turn, metadata={"incognito": True})
+    await store.turn("chat-c", text="A quagga is brown.", prompt=None, task_id=turn, history=[hushed])
+    await ask(client, OKAPI, sessionId=chat_id)
     assert [] == remembered(model.asked[-1].body)

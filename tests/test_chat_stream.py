@@ -2,14 +2,16 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Message
 
 from sidecar.answer.prompt import NOTHING_FOUND
+from sidecar.answer.sse import Events, event
 from sidecar.app import create_app
 from sidecar.openapi import ref
 from tests import rig
@@ -203,3 +205,21 @@ async def test_a_client_that_goes_closes_the_models_request(store: rig.Store, mo
         async with asyncio.timeout(20):
             await (await model.has_been_asked()).gone.wait()
     assert {0} == set((await counted(store)).values())
+
+
+async def test_a_client_that_goes_in_a_burst() -> None:
+    """Events that are all there already end with their client, and keep nobody else waiting."""
+    sent: list[Message] = []
+
+    async def burst() -> AsyncGenerator[bytes, None]:
+        for _ in range(1000):
+            yield event("piece")
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await Events(burst())({"type": "http"}, receive, send)
+    assert len(sent) < 10

@@ -98,6 +98,20 @@ async def test_refusals_are_errors(peer: Peer) -> None:
 
 
 @on_sqlite
+@pytest.mark.parametrize("body", ["<html>", "null", '"x"', "[]"])
+async def test_a_refusal_of_another_server(body: str, peer: Peer) -> None:
+    """What a proxy on the way answers is an error of the same kind, whatever its body is."""
+    told = await run(
+        peer.port,
+        f"""
+        globalThis.fetch = async () => new Response({json.dumps(body)}, {{ status: 502 }});
+        await client.search({{ q: "okapi" }}).then(tell, (error) => tell([error.name, error.code, error.status]));
+        """,
+    )
+    assert ["SidecarError", "unknown", 502] == told
+
+
+@on_sqlite
 async def test_a_wrong_token(peer: Peer) -> None:
     """Whoever has no valid token reads so."""
     told = await run(

@@ -110,7 +110,7 @@ export function connect({ url, token, workspaceId }) {
       signal,
     });
     if (!answer.ok) {
-      throw new SidecarError(answer.status, await answer.json().catch(() => ({})));
+      throw new SidecarError(answer.status, (await answer.json().catch(() => null)) ?? {});
     }
     return answer.json();
   }

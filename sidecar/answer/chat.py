@@ -50,8 +50,13 @@ class Asked:
         return prompt.messages(self.query.passages.q, self.passages(), earlier, self.query.wishes)
 
     @property
-    def sources(self) -> frozenset[Source]:
-        """The turns that the model is told of, none where it is not asked."""
+    def sources(self) -> frozenset[Source] | None:
+        """The turns that the model is told of, none where it is not asked.
+
+        None where nobody knows them: what an application says was said before may be our answers about any turn.
+        """
+        if self.query.session_id is None and self.query.earlier:
+            return None
         told = frozenset(Source(passage.task_id, passage.session_id) for passage in self.retrieved.passages)
         return told | self.memory.sources if told else told
 
@@ -86,13 +91,14 @@ class Chat:
         Raises ModelNotConfigured, ParameterInvalid for a model that is not offered, NotFound for a chat that is not
         this token's, WorkspaceNotFound, and a SidecarError for every fault of the database.
         """
-        model, owners = self._named(query.model), principal.owners
+        model, chat_id, owners = self._named(query.model), query.session_id, principal.owners
         try:
-            mine = (query.session_id, principal.name, owners)
-            remembered = await records.read(self._database, memory.recall, *mine)
+            await records.read(self._database, memory.verify, chat_id, principal.name)
         except NotOwnedError:
             raise NotFound("No such `sessionId`: it is unknown, or another token's; leave it out to begin.") from None
         retrieved = await self._retrieval.passages(query.passages, owners)
+        # only now is it known which turns became incognito
+        remembered = await records.read(self._database, memory.recall, chat_id, owners)
         return Asked(query, principal, route, request_id, model, remembered, retrieved)
 
     def _named(self, model: str | None) -> str:

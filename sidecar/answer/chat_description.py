@@ -85,7 +85,8 @@ def _completions() -> Json:
         "completeChat",
         "Ask a question in OpenAI's protocol",
         "The question is the last message, by the user; without `sessionId` what was said before comes from the other "
-        f"messages. What would need more than text about passages, such as `tools`, is refused. {_DESCRIPTION}",
+        "messages, and an answer that it went into is not remembered. What would need more than text about passages, "
+        f"such as `tools`, is refused. {_DESCRIPTION}",
         {"200": whole},
         scope="chat",
         body={

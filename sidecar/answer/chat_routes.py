@@ -3,10 +3,8 @@
 What the wing needs beyond the core, and takes time to import, is imported by the first request that may use it.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -21,7 +19,7 @@ from sidecar.auth import Principal, require
 from sidecar.bodies import json_object
 from sidecar.errors import MethodNotAllowed, SidecarError
 from sidecar.routes import ApiRoute, unstored
-from sidecar.search.routes import check_extras, service_of
+from sidecar.search.routes import check_extras, once, service_of
 
 if TYPE_CHECKING:
     from sidecar.answer.chat import Asked, Chat
@@ -92,13 +90,11 @@ async def _prepared(request: Request, query: ChatQuery, principal: Principal) ->
 
 
 async def _chat_of(request: Request) -> "Chat":
-    """The service of this application, made by the first request that needs it."""
+    """The chat of this application."""
     state, search = request.app.state, await service_of(request)
-    if not hasattr(state, "chat"):
-        module = await asyncio.to_thread(import_module, "sidecar.answer.chat")
-        if not hasattr(state, "chat"):  # another request was faster
-            state.chat = module.Chat(search, state.database, state.config)
-    service: Chat = state.chat
+    service: Chat = await once(
+        request, "chat", "sidecar.answer.chat", lambda module: module.Chat(search, state.database, state.config)
+    )
     return service
 
 

@@ -4,13 +4,15 @@ An exchange is given to a model only while every turn that went into it may be s
 them that is retired or cleared.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, String, and_, exists, insert, literal, select
+from sqlalchemy import ColumnElement, Select, String, and_, delete, exists, insert, literal, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sidecar.answer.prompt import Message
@@ -19,6 +21,8 @@ from tombstones.table import Shape, stand_alone
 
 MOST_EXCHANGES = 6
 MOST_CHARACTERS = 12_000
+MOST_SOURCES = 256
+"""An exchange came from the turns of those before it, too: a chat that has had so many begins to remember anew."""
 
 
 class Source(NamedTuple):
@@ -38,32 +42,43 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A question with its answer, of a chat that may be new, asked with a token of this name."""
+    """A question with its answer, of a chat that may be new, asked with a token of this name.
+
+    `sources` are the turns that went into it, None where nobody knows them.
+    """
 
     chat_id: str
     is_first: bool
     token: str
     question: str
     answer: str
-    sources: frozenset[Source]
+    sources: frozenset[Source] | None
 
 
 class NotOwnedError(LookupError):
     """The chat is unknown, or another token's."""
 
 
-async def recall(conn: Reading, shape: Shape, chat_id: str | None, token: str, owners: frozenset[str] | None) -> Memory:
-    """What a chat of this token remembers of what these owners may see; None is a new chat. Raises NotOwnedError."""
+async def verify(conn: Reading, shape: Shape, chat_id: str | None, token: str) -> None:
+    """Raises NotOwnedError unless the chat is one of this token's; None is a new chat."""
+    if chat_id is None:
+        return
+    if not await conn.fetch(_owned(shape), {"chat_id": _storable(chat_id), "token": token}):
+        raise NotOwnedError(chat_id)
+
+
+async def recall(conn: Reading, shape: Shape, chat_id: str | None, owners: frozenset[str] | None) -> Memory:
+    """What a chat remembers of what these owners may see, and is not incognito as far as the index knows; None is a
+    new chat.
+    """
     if chat_id is None:
         return Memory()
-    mine = {"chat_id": _storable(chat_id)}
-    if not await conn.fetch(_owned(shape), {**mine, "token": token}):
-        raise NotOwnedError(chat_id)
-    return _memory(await conn.fetch(_last(shape, owners), mine))
+    return _memory(await conn.fetch(_last(shape, owners), {"chat_id": _storable(chat_id)}))
 
 
 async def keep(conn: AsyncConnection, shape: Shape, exchange: Exchange) -> None:
-    """Stores a chat's exchange, unless a turn that went into it was retired meanwhile; the chat itself in any case.
+    """Stores a chat's exchange, unless a turn that went into it was retired meanwhile, or none is known by which to
+    delete it; the chat itself in any case. Exchanges that are not given to a model any more are deleted.
 
     A deletion waits for it, and finds what was stored before.
     """
@@ -72,7 +87,7 @@ async def keep(conn: AsyncConnection, shape: Shape, exchange: Exchange) -> None:
     await stand_alone(conn, shape)
     if exchange.is_first:
         await conn.execute(insert(chats).values(id=exchange.chat_id, token=exchange.token, created_at=now))
-    if not await _stand(conn, shape, exchange.sources):
+    if exchange.sources is None or not await _stand(conn, shape, exchange.sources):
         return
     said = {"question": _storable(exchange.question), "answer": _storable(exchange.answer)}
     adding = insert(exchanges).values(chat_id=exchange.chat_id, at=now, **said).returning(exchanges.c.id)
@@ -80,6 +95,11 @@ async def keep(conn: AsyncConnection, shape: Shape, exchange: Exchange) -> None:
     if exchange.sources:
         rows = [{"exchange_id": number, **source._asdict()} for source in sorted(exchange.sources)]
         await conn.execute(insert(sources), rows)
+    of_chat = select(exchanges.c.id).where(exchanges.c.chat_id == exchange.chat_id).order_by(exchanges.c.id.desc())
+    # SQLite knows no offset without a limit
+    forgotten = (await conn.execute(of_chat.offset(MOST_EXCHANGES).limit(MOST_EXCHANGES))).scalars().all()
+    await conn.execute(delete(sources).where(sources.c.exchange_id.in_(forgotten)))
+    await conn.execute(delete(exchanges).where(exchanges.c.id.in_(forgotten)))
 
 
 async def _stand(conn: AsyncConnection, shape: Shape, sources: frozenset[Source]) -> bool:
@@ -95,18 +115,20 @@ def _storable(text: str) -> str:
     return text.replace("\0", "\ufffd")
 
 
-def _memory(rows: Sequence[Any]) -> Memory:
+def _memory(rows: Iterable[Any]) -> Memory:
     """As many of the exchanges as there is room for, the newest first; each has a row for each of its sources."""
-    kept: dict[int, Any] = {}
+    kept: list[Any] = []
+    sources: frozenset[Source] = frozenset()
     room = MOST_CHARACTERS
-    for row in rows:
-        if row.id not in kept:
-            room -= len(row.question) + len(row.answer)
-            if room < 0:
-                break
-            kept[row.id] = row
-    sources = {Source(row.task_id, row.context_id) for row in rows if row.id in kept and row.task_id is not None}
-    return Memory(tuple(_messages(reversed(kept.values()))), frozenset(sources))
+    for _, same in groupby(rows, key=attrgetter("id")):
+        joined = list(same)
+        room -= len(joined[0].question) + len(joined[0].answer)
+        told = sources.union(Source(row.task_id, row.context_id) for row in joined if row.task_id is not None)
+        if room < 0 or len(told) > MOST_SOURCES:
+            break
+        kept.append(joined[0])
+        sources = told
+    return Memory(tuple(_messages(reversed(kept))), sources)
 
 
 def _messages(exchanges: Any) -> Iterator[Message]:
@@ -136,8 +158,15 @@ def _last(shape: Shape, owners: frozenset[str] | None) -> Select[Any]:
 
 
 def _has_lost(shape: Shape, owners: frozenset[str] | None, exchange_id: Any) -> ColumnElement[bool]:
-    """A turn went into the exchange that may not be seen any more."""
-    source, row = shape.records.sources.alias("source"), shape.tasks.alias("row")
+    """A turn went into the exchange that may not be seen any more, or became incognito."""
+    source, row, turn = (
+        shape.records.sources.alias("source"),
+        shape.tasks.alias("row"),
+        shape.search.turns.alias("turn"),
+    )
     is_row = and_(row.c.id == source.c.task_id, row.c.context_id == source.c.context_id)
+    is_turn = and_(turn.c.task_id == source.c.task_id, turn.c.context_id == source.c.context_id)
     stands = exists(select(literal(1)).select_from(row).where(is_row, shape.alive(row), shape.owned_by(owners, row)))
-    return exists(select(literal(1)).select_from(source).where(source.c.exchange_id == exchange_id, ~stands))
+    is_incognito = exists(select(literal(1)).select_from(turn).where(is_turn, turn.c.incognito))
+    has_lost = and_(source.c.exchange_id == exchange_id, or_(~stands, is_incognito))
+    return exists(select(literal(1)).select_from(source).where(has_lost))

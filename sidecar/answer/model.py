@@ -30,6 +30,8 @@ Messages = Sequence[Message]
 
 # A whole answer may take this many times the silence that is waited for.
 SILENCES = 10
+# Chunks are a hundred times longer than the text in them.
+MOST_BYTES = 16 * 2**20
 _CHARACTERS_A_TOKEN = 4
 # A server that asks for no key ignores this one.
 _NO_KEY = "none"
@@ -91,7 +93,10 @@ class Model:
         config = self._config
         timeout = httpx.Timeout(config.model_timeout)
         try:
-            async with httpx.AsyncClient(trust_env=False, verify=self._authorities, timeout=timeout) as http:
+            bounds = {"response": [_bound]}
+            async with httpx.AsyncClient(
+                trust_env=False, verify=self._authorities, timeout=timeout, event_hooks=bounds
+            ) as http:
                 key = config.model_key or _NO_KEY
                 client = _Client(
                     base_url=config.model_url, api_key=key, timeout=timeout, max_retries=0, http_client=http
@@ -116,12 +121,42 @@ class Model:
         return SILENCES * self._config.model_timeout
 
 
+async def _bound(response: httpx.Response) -> None:
+    """Has an answer end with a fault that is compressed, which would hide its size, or longer than any answer is."""
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise httpx.DecodingError("compressed")
+    response.stream = _Bounded(response.stream)
+
+
+class _Bounded(httpx.AsyncByteStream):
+    """Raises ReadError beyond the bytes that an answer may have."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        left = MOST_BYTES
+        async for piece in self._stream:
+            left -= len(piece)
+            if left < 0:
+                raise httpx.ReadError("too long")
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
 class _Client(openai.AsyncOpenAI):
     """The client, with headers that the configuration alone decides about."""
 
     @property
     def default_headers(self) -> dict[str, str | openai.Omit]:
-        return {"Accept": "application/json", "Content-Type": "application/json", "User-Agent": "a2a-session-sidecar"}
+        return {
+            "Accept": "application/json",
+            "Accept-Encoding": "identity",
+            "Content-Type": "application/json",
+            "User-Agent": "a2a-session-sidecar",
+        }
 
 
 class _Tokens(msgspec.Struct):

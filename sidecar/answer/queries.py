@@ -39,6 +39,11 @@ ENHANCEMENTS = (
 """Optional enhancements of seed 004 that are not built: `false` asks for nothing, and anything else is refused."""
 
 
+_Scalar = str | int | float | bool | None
+BatchBody = dict[str, _Scalar | list[dict[str, _Scalar]]]
+"""What the body of a batch may be made of; nothing in it is nested deeper."""
+
+
 @dataclass(frozen=True, slots=True)
 class PassageQuery:
     """A question and what its passages may come from (seed 004).

@@ -3,8 +3,6 @@
 What the wing needs beyond the core, and takes time to import, is imported by the first request that may use it.
 """
 
-import asyncio
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -13,12 +11,12 @@ from starlette.routing import BaseRoute
 
 from sidecar.answer.batch import run
 from sidecar.answer.chat_routes import chat_routes
-from sidecar.answer.queries import PassageQuery, batch_query, passage_query, passage_query_string
+from sidecar.answer.queries import BatchBody, PassageQuery, batch_query, passage_query, passage_query_string
 from sidecar.answer.sse import gone_of
 from sidecar.auth import require
 from sidecar.bodies import json_object
 from sidecar.routes import ApiRoute, unstored
-from sidecar.search.routes import check_extras, service_of
+from sidecar.search.routes import check_extras, once, service_of
 
 if TYPE_CHECKING:
     from sidecar.answer.retrieval import Retrieval
@@ -51,7 +49,7 @@ async def search(request: Request) -> Response:
 async def batch(request: Request) -> Response:
     """`POST /v1/search/batch`: the same for many queries, each of which is let in or refused by itself."""
     check_extras("search")
-    asked = batch_query(await json_object(request))
+    asked = batch_query(await json_object(request, BatchBody))
     retrieval, request_id = await retrieval_of(request), request.state.request_id
 
     async def answer(query: PassageQuery) -> dict[str, Any]:
@@ -62,11 +60,12 @@ async def batch(request: Request) -> Response:
 
 
 async def retrieval_of(request: Request) -> "Retrieval":
-    """The retrieval of this application, made by the first request that needs it."""
+    """The retrieval of this application."""
     state, search = request.app.state, await service_of(request)
-    if not hasattr(state, "retrieval"):
-        module = await asyncio.to_thread(import_module, "sidecar.answer.retrieval")
-        if not hasattr(state, "retrieval"):  # another request was faster
-            state.retrieval = module.Retrieval(search, state.database, state.config)
-    retrieval: Retrieval = state.retrieval
+    retrieval: Retrieval = await once(
+        request,
+        "retrieval",
+        "sidecar.answer.retrieval",
+        lambda module: module.Retrieval(search, state.database, state.config),
+    )
     return retrieval

@@ -10,6 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from sidecar.outgoing import STALL_SECONDS
+
 T = TypeVar("T")
 
 # Proxies close a connection that is silent for a minute, some for half of one.
@@ -39,16 +41,20 @@ class Events:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        async with gone_of(receive) as gone, _running(self._send_all(send)) as sending:
-            while not await _any_ended(gone, sending, timeout=HEARTBEAT_SECONDS):
-                await send(_body(_HEARTBEAT))
-            if sending.done():
-                sending.result()
+        try:
+            async with gone_of(receive) as gone, _running(self._send_all(send)) as sending:
+                while not await _any_ended(gone, sending, timeout=HEARTBEAT_SECONDS):
+                    await _send(send, _HEARTBEAT)
+                if sending.done():
+                    sending.result()
+        except TimeoutError:
+            return  # the server closes the connection of an answer that was not completed
 
     async def _send_all(self, send: Send) -> None:
         async with aclosing(self._events) as events:
             async for each in events:
-                await send(_body(each))
+                await _send(send, each)
+                await asyncio.sleep(0)  # a burst of them, too, lets others run, and ends when the client goes
         await send({"type": "http.response.body"})
 
 
@@ -64,8 +70,10 @@ async def _any_ended(*tasks: asyncio.Task[None] | asyncio.Task[Response], timeou
     return bool(done)
 
 
-def _body(body: bytes) -> dict[str, object]:
-    return {"type": "http.response.body", "body": body, "more_body": True}
+async def _send(send: Send, body: bytes) -> None:
+    """Raises TimeoutError when the client takes none of it."""
+    async with asyncio.timeout(STALL_SECONDS):
+        await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 @asynccontextmanager
