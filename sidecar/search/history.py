@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import BigInteger, Integer, Select, String, and_, cast, null, select
+from sqlalchemy import BigInteger, Integer, Select, String, cast, literal, literal_column, null, select
 
 from sidecar.index import Scope
 from sidecar.reading import STATEMENTS_KEPT, Reading, parameter
@@ -71,10 +71,14 @@ def _visible(shape: Shape, scope: Scope) -> Select[Any]:
     turns = shape.search.turns
     # SQLite may hold a kind that is no text
     kind = cast(shape.tasks.c.kind if "kind" in shape.columns else null(), String)
-    found = select(turns.c.seq, turns.c.position, turns.c.first_seen, kind.label("kind"))
-    found = found.select_from(turns).join(shape.tasks, is_row(shape))
+    # each asked for one value: PostgreSQL would join and sort all of a conversation to find a few turns of it
+    of_row = [
+        select(each).where(is_row(shape), scope.visible(shape)).limit(literal_column("1")).scalar_subquery()
+        for each in (literal(1), kind)
+    ]
+    found = select(turns.c.seq, turns.c.position, turns.c.first_seen, of_row[1].label("kind"))
     mine = turns.c.context_id == parameter("context_id", String())
-    return found.where(and_(mine, ~turns.c.incognito, scope.visible(shape)))
+    return found.where(mine, ~turns.c.incognito, of_row[0].is_not(None))
 
 
 @lru_cache(STATEMENTS_KEPT)
