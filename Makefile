@@ -26,7 +26,7 @@ $(VENV)/.%: pyproject.toml
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	touch $@
 
-# The image's dependencies, with hashes and without any index address.
+# The image's dependencies and what builds the wheel, with hashes and without any index address.
 pins:
 	$(PYTHON) -m venv build/pins
 	build/pins/bin/python -m pip install --quiet pip-tools
@@ -34,6 +34,9 @@ pins:
 		--no-emit-index-url --no-emit-find-links \
 		--extra fast --extra metrics --extra rich --extra search --extra mcp --extra answer \
 		--output-file deploy/requirements.txt pyproject.toml
+	CUSTOM_COMPILE_COMMAND="make pins" build/pins/bin/pip-compile --quiet --generate-hashes --strip-extras \
+		--no-emit-index-url --no-emit-find-links --build-deps-for wheel --only-build-deps \
+		--output-file deploy/docker/build-requirements.txt pyproject.toml
 
 # Known vulnerabilities of the pins. It asks an advisory service on the network, so it is no part of CI.
 audit:

@@ -360,8 +360,14 @@ def _exposed(setting: Setting, given: Mapping[str, str]) -> list[str]:
     return [
         f"{name}: other users can read or write {text}; run `chmod 600` on it."
         for name, text in given.items()
-        if name != setting.env and _path(text).stat().st_mode & 0o077
+        if name != setting.env and _is_exposed(_path(text))
     ]
+
+
+def _is_exposed(path: Path) -> bool:
+    """Root may let a group read its file: so Kubernetes hands secrets to one that runs as another user."""
+    found = path.stat()
+    return bool(found.st_mode & (0o037 if found.st_uid == 0 else 0o077))
 
 
 def _unknown(environ: Mapping[str, str]) -> list[str]:

@@ -199,7 +199,13 @@ def test_an_unusable_token_file_is_a_fault(tmp_path: Path, content: bytes) -> No
     assert faults_of(lambda: load({}, {"token_file": str(path)}))[0].startswith("SIDECAR_TOKEN_FILE: ")
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
+def test_root_may_let_a_group_read(tmp_path: Path) -> None:
+    """So Kubernetes hands a secret to a group; any other owner of a file that a group can read is told of it."""
+    path = secret_file(tmp_path / "token", TOKEN, 0o440)
+    assert (path.stat().st_uid != 0) == bool(load({"SIDECAR_TOKEN_FILE": str(path)}).warnings)
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o620])
 def test_a_secret_that_others_can_read_is_a_warning(tmp_path: Path, mode: int) -> None:
     """A loose mode of a secret's file is said, but systemd's own files are trusted."""
     path = secret_file(tmp_path / "token", TOKEN, mode)
