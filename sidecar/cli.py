@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from sidecar import commands, show
+from sidecar import commands, completion, deletions, show
 from sidecar.config import ConfigError, load, shown
 from sidecar.flags import ALL, Flags, configured, fail, json_flag, with_settings
 from sidecar.search import commands as search_commands
@@ -31,8 +31,9 @@ class _Commands(click.Group):
             ctx.exit(2)
         except Exception as error:
             from sidecar.errors import SidecarError
+            from sidecar.remote import RemoteError
 
-            if not isinstance(error, SidecarError):
+            if not isinstance(error, SidecarError | RemoteError):
                 raise
             fail(f"{error.detail} ({error.code})")
 
@@ -43,6 +44,9 @@ def main() -> None:
     """The missing reader of an A2A task store: sessions, parked turns, turn wire, durable retirement.
 
     Flags that name a setting can also be given by the environment: --tasks-table by SIDECAR_TASKS_TABLE.
+
+    Sessions, turns, retire, clear and search work on the database, or with --url and --token-file ask a running
+    sidecar over HTTP, past any proxy of the environment.
     """
 
 
@@ -85,8 +89,8 @@ for command in (
     commands.prepare,
     commands.sessions,
     commands.turns,
-    commands.retire,
-    commands.clear,
+    deletions.retire,
+    deletions.clear,
     commands.tombstones,
     commands.sweep,
     search_commands.search,
@@ -134,3 +138,13 @@ def health(flags: Flags) -> None:
     if status != 200:
         fail(f"{host}, port {settings.port} answers {status}")
     click.echo("ok")
+
+
+@main.command(name="completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def print_completion(shell: str) -> None:
+    """Print the script that completes commands, flags and session ids.
+
+    In ~/.bashrc or ~/.zshrc: eval "$(a2a-sidecar completion bash)"; fish: a2a-sidecar completion fish | source
+    """
+    click.echo(completion.script(shell, main))

@@ -1,24 +1,25 @@
 """The commands on the task store, each one call of what the routes call too; they hold no SQL and no rule of their own.
 
+What a route answers, too, is with `--url` asked of a running sidecar. The others need the database itself: `check` and
+`prepare` examine and alter it, `sweep` is what a running sidecar does by itself, and no route lists tombstones.
 What takes time to import is imported by the command that needs it.
 """
 
 import json
-import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Literal
-from uuid import uuid4
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-from sidecar import show
+from sidecar import completion, show
 from sidecar.config import Config
 from sidecar.flags import (
-    Command,
     Flags,
+    check_id,
+    chosen,
     configured,
+    data_settings,
     json_flag,
     on_database,
     session_settings,
@@ -27,7 +28,8 @@ from sidecar.flags import (
 
 if TYPE_CHECKING:
     from sidecar.db import Database
-    from tombstones.retire import Actor
+
+Order = Literal["activity", "created"]
 
 LINE = 200
 MARKS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -75,165 +77,73 @@ def _say(statement: str) -> None:
 
 
 @click.command()
-@session_settings
+@data_settings("session_prefix")
 @click.option("--parked", is_flag=True, help="Only those that wait on the operator.")
 @limit_option
 @json_flag
-def sessions(flags: Flags, parked: bool, limit: int, as_json: bool) -> None:
+def sessions(flags: Flags, url: str | None, parked: bool, limit: int, as_json: bool) -> None:
     """List the sessions, newest activity first."""
-    from sidecar import wire
-    from sidecar.sessions import Window, read
-
-    config = configured(flags)
-    window = Window(limit, parked, None, config.session_prefix, None)
-    page = on_database(config, lambda database: database.read(read, window))
-    if show.wants_json(as_json):
-        click.echo(wire.sessions_body(page.sessions, parked=parked))
-        return
-    rows = [(each.session_id, show.time(each.activity), each.turn_count, each.last_state) for each in page.sessions]
-    show.table(("session", "last updated", "turns", "state" if parked else ""), rows)
-    _tell_of_older(page.older)
-
-
-@click.command()
-@click.argument("session_id", metavar="ID")
-@store_settings
-@limit_option
-@click.option("--order", type=click.Choice(["activity", "created"]), default="activity", show_default=True)
-@json_flag
-def turns(flags: Flags, session_id: str, limit: int, order: Literal["activity", "created"], as_json: bool) -> None:
-    """Show the newest turns of a session, in ascending order."""
-    from sidecar import wire
-    from sidecar.turns import Window, read
-
-    _check_id(session_id)
-    config = configured(flags)
-    window = Window(session_id, limit, order, None, None, config.max_turn_bytes, config.max_response_bytes)
-    page = on_database(config, lambda database: database.read(read, window))
-    body = wire.turns_body(page.turns)
+    config, remote = chosen(flags, url)
+    body, has_older = remote.sessions(limit, parked) if remote else _stored_sessions(config, limit, parked)
     if show.wants_json(as_json):
         click.echo(body)
         return
-    texts = [each["text"] for each in json.loads(body, parse_int=float)["turns"]]
     rows = [
-        (show.time(turn.activity), turn.state, _first_line(text)) for turn, text in zip(page.turns, texts, strict=True)
+        (each["session_id"], show.time(each["last_updated"]), each["turn_count"], each.get("last_state"))
+        for each in json.loads(body)["sessions"]
+    ]
+    show.table(("session", "last updated", "turns", "state" if parked else ""), rows)
+    _tell_of_older(has_older)
+
+
+def _stored_sessions(config: Config, limit: int, parked: bool) -> tuple[bytes, bool]:
+    from sidecar import wire
+    from sidecar.sessions import Window, read
+
+    window = Window(limit, parked, None, config.session_prefix, None)
+    page = on_database(config, lambda database: database.read(read, window))
+    return wire.sessions_body(page.sessions, parked=parked), page.older is not None
+
+
+@click.command()
+@click.argument("session_id", metavar="ID", shell_complete=completion.session_ids)
+@data_settings()
+@limit_option
+@click.option("--order", type=click.Choice(["activity", "created"]), default="activity", show_default=True)
+@json_flag
+def turns(flags: Flags, url: str | None, session_id: str, limit: int, order: Order, as_json: bool) -> None:
+    """Show the newest turns of a session, in ascending order."""
+    check_id(session_id)
+    config, remote = chosen(flags, url)
+    read = remote.turns if remote else partial(_stored_turns, config)
+    body, has_older = read(session_id, limit, order)
+    if show.wants_json(as_json):
+        click.echo(body)
+        return
+    rows = [
+        (show.time(each["last_updated"]), each["state"], _first_line(each["text"]))
+        for each in json.loads(body, parse_int=float)["turns"]
     ]
     show.table(("last updated", "state", "text"), rows)
-    _tell_of_older(page.older)
+    _tell_of_older(has_older)
+
+
+def _stored_turns(config: Config, session_id: str, limit: int, order: Order) -> tuple[bytes, bool]:
+    from sidecar import wire
+    from sidecar.turns import Window, read
+
+    window = Window(session_id, limit, order, None, None, config.max_turn_bytes, config.max_response_bytes)
+    page = on_database(config, lambda database: database.read(read, window))
+    return wire.turns_body(page.turns), page.older is not None
 
 
 def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0][:LINE]
 
 
-def _tell_of_older(cursor: str | None) -> None:
-    if cursor is not None:
-        click.echo("There are older ones; see --limit.", err=True)
-
-
-def _check_id(session_id: str) -> None:
-    from sidecar.errors import SessionIdInvalid
-    from sidecar.wire import valid_session_id
-
-    if not valid_session_id(session_id):
-        raise SessionIdInvalid("An id has 1 to 255 characters and no control characters.")
-
-
-def deletion(command: Command) -> click.Command:
-    """A command that deletes sessions, with its arguments and flags."""
-    for decorate in (
-        json_flag,
-        click.option("--if-active", type=click.Choice(["refuse"]), help="Delete nothing while a turn is active."),
-        click.option("--yes", is_flag=True, help="Do not ask."),
-        session_settings,
-        click.argument("session_ids", metavar="ID...", nargs=-1, required=True),
-    ):
-        command = decorate(command)
-    return click.command()(command)
-
-
-@deletion
-def retire(**given: Any) -> None:
-    """Delete sessions for good; whatever is still saved under their ids stays hidden."""
-    _delete(**given, retires=True)
-
-
-@deletion
-def clear(**given: Any) -> None:
-    """Delete the turns of sessions; their ids stay usable."""
-    _delete(**given, retires=False)
-
-
-def _delete(
-    flags: Flags, session_ids: Sequence[str], yes: bool, if_active: str | None, as_json: bool, *, retires: bool
-) -> None:
-    config = configured(flags)
-    if not yes:
-        click.confirm(_question(session_ids, retires), abort=True, err=True)
-    in_json = show.wants_json(as_json)
-
-    async def delete_each(database: "Database") -> list[dict[str, Any]]:
-        from tombstones.retire import Actor
-
-        actor = Actor("cli", None, f"cli-{uuid4().hex}")
-        answers = []
-        with _progress(session_ids) as ids:
-            for session_id in ids:
-                answers.append(await _delete_one(database, config, actor, session_id, retires, if_active == "refuse"))
-                if in_json:
-                    show.document(answers[-1])
-        return answers
-
-    _sum_up(on_database(config, delete_each), retires)
-
-
-def _question(session_ids: Sequence[str], retires: bool) -> str:
-    what = session_ids[0] if len(session_ids) == 1 else f"{len(session_ids)} sessions"
-    if retires:
-        return f"Retire {what}? The turns are deleted for good, and nothing under that id is shown again."
-    return f"Clear {what}? The turns are deleted for good; the id stays usable."
-
-
-def _progress(session_ids: Sequence[str]) -> AbstractContextManager[Any]:
-    if len(session_ids) == 1 or not sys.stderr.isatty():
-        return nullcontext(session_ids)
-    return click.progressbar(session_ids, file=sys.stderr)
-
-
-async def _delete_one(
-    database: "Database", config: Config, actor: "Actor", session_id: str, retires: bool, refuse_active: bool
-) -> dict[str, Any]:
-    """What the DELETE route answers, or why nothing was deleted."""
-    from sidecar.errors import SidecarError
-    from sidecar.routes import delete_session
-
-    try:
-        _check_id(session_id)
-        outcome = await delete_session(database, config.session_prefix, actor, session_id, retires, refuse_active)
-    except SidecarError as error:
-        return {"deleted": False, "session_id": session_id, "code": error.code, "detail": error.detail}
-    return {
-        "deleted": True,
-        "session_id": session_id,
-        "retired": retires,
-        "turns_deleted": outcome.turns_deleted,
-        "active_turns": outcome.active_turns,
-    }
-
-
-def _sum_up(answers: Sequence[dict[str, Any]], retires: bool) -> None:
-    done = [each for each in answers if each["deleted"]]
-    failed = [each for each in answers if not each["deleted"]]
-    for each in failed:
-        show.fault(f"{each['session_id']}: {each['detail']} ({each['code']})")
-    deleted, active = (sum(each[key] for each in done) for key in ("turns_deleted", "active_turns"))
-    click.echo(
-        f"{'retired' if retires else 'cleared'}: {len(done)}, failed: {len(failed)}, "
-        f"turns deleted: {deleted}, active among them: {active}",
-        err=True,
-    )
-    if failed:
-        raise click.exceptions.Exit(1)
+def _tell_of_older(has_older: bool) -> None:
+    if has_older:
+        show.note("There are older ones; see --limit.")
 
 
 @click.command()
@@ -250,7 +160,7 @@ def tombstones(flags: Flags, limit: int, as_json: bool) -> None:
         listed = [{"session_id": each, "retired_at": iso(at)} for each, at in found.newest]
         show.document({"retired_sessions": found.sessions, "cleared_tasks": found.tasks, "tombstones": listed})
         return
-    show.table(("session", "retired at"), [(each, show.time(at)) for each, at in found.newest])
+    show.table(("session", "retired at"), [(each, show.time(iso(at))) for each, at in found.newest])
     click.echo(f"sessions retired: {found.sessions}, tasks cleared: {found.tasks}", err=True)
 
 

@@ -8,16 +8,22 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from sidecar import show
-from sidecar.config import SETTINGS, Config, Setting, load
+from sidecar.config import SETTINGS, Config, Setting, load, read_secret
 
 if TYPE_CHECKING:  # SQLAlchemy takes longer to import than most commands to run
     from sidecar.db import Database
+    from sidecar.remote import Remote
 
 T = TypeVar("T")
 Command = Callable[..., None]
 Flags = dict[str, str | None]
 
 THREAD_SECONDS = 1.0
+# How long a sidecar may be silent: it gives up on its own database sooner.
+ANSWER_SECONDS = 30.0
+# Flags that mean something only where a command works on the database, and only where it asks a running sidecar.
+OF_DATABASE = ("database_url", "tasks_table", "session_prefix")
+OF_REMOTE = ("token", "workspace")
 
 
 def with_settings(*names: str) -> Callable[[Command], Command]:
@@ -58,12 +64,55 @@ session_settings = with_settings("database_url", "tasks_table", "session_prefix"
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON, as whenever the output is piped.")
 
 
+def data_settings(*names: str) -> Callable[[Command], Command]:
+    """Gives a command these flags and those of both ways to the data: its function also gets `url`, for `chosen`."""
+    url = click.option("--url", metavar="URL", help="Ask the sidecar that runs there, and not the database.")
+    settings = with_settings("database_url", "tasks_table", "token", *names)
+    return lambda command: settings(url(command))
+
+
 def configured(flags: Flags) -> Config:
     """The settings of the flags and the environment; warnings go to stderr. Raises ConfigError."""
     config = load(os.environ, flags)
     for warning in config.warnings:
         click.echo(f"warning: {warning}", err=True)
     return config
+
+
+def chosen(flags: Flags, url: str | None, seconds: float = ANSWER_SECONDS) -> tuple[Config, "Remote | None"]:
+    """The settings, and the sidecar that is to be asked where there is a URL. Raises UsageError and ConfigError."""
+    _check_way(flags, url)
+    config = configured(flags)
+    if url is None:
+        return config, None
+    from sidecar.remote import Remote
+
+    token = config.token if config.token_file is None else read_secret(config.token_file)
+    try:
+        remote = Remote(url, token, seconds)
+    except ValueError as fault:
+        raise click.UsageError(f"--url {fault}.", click.get_current_context()) from None
+    if remote.exposes_token:
+        show.note(f"warning: {url} is asked without TLS: whoever is between here and there can read the token.")
+    return config, remote
+
+
+def _check_way(flags: Flags, url: str | None) -> None:
+    """Refuses flags that the other way takes. Raises UsageError."""
+    others, why = (OF_REMOTE, "needs --url") if url is None else (OF_DATABASE, "and --url exclude each other")
+    for setting in SETTINGS:
+        name = _flag_name(setting)
+        if setting.name in others and flags.get(name) is not None:
+            raise click.UsageError(f"--{name.replace('_', '-')} {why}.", click.get_current_context())
+
+
+def check_id(session_id: str) -> None:
+    """Raises SessionIdInvalid."""
+    from sidecar.errors import SessionIdInvalid
+    from sidecar.wire import valid_session_id
+
+    if not valid_session_id(session_id):
+        raise SessionIdInvalid("An id has 1 to 255 characters and no control characters.")
 
 
 def on_database(config: Config, work: Callable[["Database"], Awaitable[T]]) -> T:

@@ -4,7 +4,6 @@ import json
 import sys
 import unicodedata
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 
 import click
 
@@ -18,17 +17,23 @@ def wants_json(flag: bool) -> bool:
 
 def document(content: object) -> None:
     """One JSON document on one line."""
-    click.echo(json.dumps(content, ensure_ascii=False))
+    # an id of the command line may hold half a character, whose escape is JSON's own
+    click.echo(json.dumps(content, ensure_ascii=False).encode(errors="backslashreplace"))
 
 
 def fault(text: str) -> None:
+    """What went wrong, as one line on stderr."""
+    note(f"error: {text}")
+
+
+def note(text: str) -> None:
     """One line on stderr."""
-    click.echo(f"error: {_cell(text)}", err=True)
+    click.echo(_cell(text), err=True)
 
 
-def time(moment: datetime | None) -> str:
-    """A naive UTC time to the second, narrow enough for a column."""
-    return "" if moment is None else f"{moment:%Y-%m-%dT%H:%M:%SZ}"
+def time(moment: str | None) -> str:
+    """A time as the wire spells it, to the second: narrow enough for a column."""
+    return "" if moment is None else f"{moment[:19]}Z"
 
 
 def table(columns: Sequence[str], rows: Rows, styles: Mapping[str, str] | None = None) -> None:

@@ -197,6 +197,18 @@ async def test_clear_asks_first(store: rig.Store, sidecar: httpx.AsyncClient) ->
     assert 1 == len((await sidecar.get(f"{INDEX}/chat-a/turns")).json()["turns"])
 
 
+@on_sqlite
+async def test_ids_from_stdin(store: rig.Store, sidecar: httpx.AsyncClient) -> None:
+    """Ids are read from stdin, one a line, where `-` stands among the ids; without any nothing is done."""
+    await some_sessions(store)
+    done = await cli(store, "retire", "--yes", "chat-c", "-", "chat-c", answer="chat-a\r\n\nchat-研究")
+    answered = [json.loads(line)["session_id"] for line in done.stdout.splitlines()]
+    assert (0, ["chat-c", "chat-a", "chat-研究", "chat-c"]) == (done.exit_code, answered)
+    assert [] == (await sidecar.get(INDEX)).json()["sessions"]
+    nothing = await cli(store, "retire", "--yes", "-")
+    assert (0, "", "retired: 0") == (nothing.exit_code, nothing.stdout, nothing.stderr.partition(",")[0])
+
+
 async def test_refusals_of_a_deletion(store: rig.Store) -> None:
     """An active turn may be a reason to refuse, and a retired session has no history to clear."""
     await some_sessions(store)
@@ -413,6 +425,8 @@ def test_an_unknown_setting_is_a_warning() -> None:
     "arguments",
     [
         "sessions --limit 0",
+        "sessions --limit 201",
+        "completion tcsh",
         "turns",
         "retire",
         "turns chat-a --order x",
@@ -448,7 +462,7 @@ def test_openapi_is_the_published_document() -> None:
 
 def test_help_is_quick() -> None:
     """Neither the help nor a refused command line waits for the imports of other commands."""
-    slow = {"sqlalchemy", "starlette", "uvicorn", "rich", "asyncio", "msgspec"}
+    slow = {"sqlalchemy", "starlette", "uvicorn", "rich", "asyncio", "msgspec", "http.client", "ssl"}
     code = f"import sys, sidecar.cli; print({slow} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "set()\n" == done.stdout, done.stderr
