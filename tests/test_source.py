@@ -21,6 +21,7 @@ LEVELS = {
         "sidecar.errors",
         "sidecar.dsn",
         "sidecar.config",
+        "sidecar.console",
         "sidecar.observe",
         "sidecar.opening",
         "sidecar.sentinel",
@@ -30,7 +31,6 @@ LEVELS = {
         "sidecar.search.extras",
         "sidecar.answer",
         "sidecar.answer.passage",
-        "sidecar.answer.sse",
     ),
     1: (
         "tombstones.table",
@@ -63,6 +63,7 @@ LEVELS = {
         "sidecar.answer.memory",
         "sidecar.answer.model",
         "sidecar.answer.queries",
+        "sidecar.answer.sse",
     ),
     4: (
         "sidecar.edge",
@@ -107,6 +108,7 @@ LEVELS = {
     ),
     7: (
         "sidecar.operations",
+        "sidecar.page",
         "sidecar.search.routes",
         "sidecar.search.tools",
         "sidecar.answer.chat",
