@@ -152,7 +152,7 @@ async def test_without_passages_no_model_is_asked(
     assert (NOTHING_FOUND, []) == (answer["answer"], answer["citations"])
     assert {"source": "none", "model": None, "inputTokens": 0, "outputTokens": 0, "totalTokens": 0} == answer["usage"]
     assert [] == model.asked
-    assert {"answer_sessions": 1, "answer_exchanges": 1, "answer_sources": 0, "usage": 1} == await counted(store)
+    assert {"answer_sessions": 1, "answer_exchanges": 0, "answer_sources": 0, "usage": 1} == await counted(store)
 
 
 @on_sqlite

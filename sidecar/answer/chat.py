@@ -50,13 +50,13 @@ class Asked:
         return prompt.messages(self.query.passages.q, self.passages(), earlier, self.query.wishes)
 
     @property
-    def sources(self) -> frozenset[Source] | None:
-        """The turns that the model is told of, none where it is not asked.
+    def sources(self) -> frozenset[Source]:
+        """The turns that the model is told of, none where it is not asked, or where nobody knows them.
 
-        None where nobody knows them: what an application says was said before may be our answers about any turn.
+        What an application says was said before may be our answers about any turn.
         """
         if self.query.session_id is None and self.query.earlier:
-            return None
+            return frozenset()
         told = frozenset(Source(passage.task_id, passage.session_id) for passage in self.retrieved.passages)
         return told | self.memory.sources if told else told
 

@@ -44,7 +44,7 @@ class Memory:
 class Exchange:
     """A question with its answer, of a chat that may be new, asked with a token of this name.
 
-    `sources` are the turns that went into it, None where nobody knows them.
+    `sources` are the turns that went into it, none where nobody knows them.
     """
 
     chat_id: str
@@ -52,7 +52,7 @@ class Exchange:
     token: str
     question: str
     answer: str
-    sources: frozenset[Source] | None
+    sources: frozenset[Source]
 
 
 class NotOwnedError(LookupError):
@@ -87,14 +87,13 @@ async def keep(conn: AsyncConnection, shape: Shape, exchange: Exchange) -> None:
     await stand_alone(conn, shape)
     if exchange.is_first:
         await conn.execute(insert(chats).values(id=exchange.chat_id, token=exchange.token, created_at=now))
-    if exchange.sources is None or not await _stand(conn, shape, exchange.sources):
+    if not exchange.sources or not await _stand(conn, shape, exchange.sources):
         return
     said = {"question": _storable(exchange.question), "answer": _storable(exchange.answer)}
     adding = insert(exchanges).values(chat_id=exchange.chat_id, at=now, **said).returning(exchanges.c.id)
     number = (await conn.execute(adding)).scalar_one()
-    if exchange.sources:
-        rows = [{"exchange_id": number, **source._asdict()} for source in sorted(exchange.sources)]
-        await conn.execute(insert(sources), rows)
+    rows = [{"exchange_id": number, **source._asdict()} for source in sorted(exchange.sources)]
+    await conn.execute(insert(sources), rows)
     of_chat = select(exchanges.c.id).where(exchanges.c.chat_id == exchange.chat_id).order_by(exchanges.c.id.desc())
     # SQLite knows no offset without a limit
     forgotten = (await conn.execute(of_chat.offset(MOST_EXCHANGES).limit(MOST_EXCHANGES))).scalars().all()
