@@ -14,6 +14,7 @@ from sidecar.config import Config
 from sidecar.db import Database
 from sidecar.operations import operations_routes
 from sidecar.outgoing import Outgoing
+from sidecar.page import page_routes
 from sidecar.routes import core_routes
 from sidecar.search.routes import search_routes
 from sidecar.sentinel import Remembered
@@ -39,8 +40,9 @@ def create_app(config: Config, engine: AsyncEngine | None = None) -> Starlette:
             await sweeping
         await database.close()
 
+    wings = [*search_routes(), *answer_routes(), *tool_routes()]
     app = Starlette(
-        routes=[*core_routes(), *search_routes(), *answer_routes(), *tool_routes(), *operations_routes()],
+        routes=[*core_routes(), *wings, *operations_routes(), *page_routes()],
         middleware=edge.middleware(config, keyring),
         exception_handlers=edge.exception_handlers,
         lifespan=lifespan,

@@ -18,6 +18,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from sidecar import console
 from sidecar.config import Config, ConfigError, is_loopback, operator_token, read_secret
 from sidecar.errors import HostNotAllowed, InsufficientScope, InvalidRequest, OriginNotAllowed, Unauthorized
 from sidecar.observe import TokensKept, TokensLoaded, emit
@@ -25,7 +26,7 @@ from sidecar.observe import TokensKept, TokensLoaded, emit
 ScopeName = Literal["read", "retire", "search", "chat", "audit"]
 ALL_SCOPES: frozenset[str] = frozenset(get_args(ScopeName))
 HEALTH = frozenset({"/livez", "/readyz", "/healthz"})
-PUBLIC = HEALTH | {"/openapi.json", "/docs"}
+PUBLIC = HEALTH | {"/openapi.json", "/docs"} | console.FILES.keys()
 RECHECK_SECONDS = 1.0
 
 

@@ -56,11 +56,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def running_demo(folder: Path, port: int) -> Iterator[Demo]:
+def running_demo(folder: Path, port: int, patience: float = PATIENCE_SECONDS) -> Iterator[Demo]:
     """`demo` until its last line; it is killed when it hangs or the test fails."""
     command = [sys.executable, "-m", "sidecar", "demo", "--folder", str(folder), "--port", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    watchdog = Timer(PATIENCE_SECONDS, process.kill)
+    watchdog = Timer(patience, process.kill)
     watchdog.start()
     try:
         assert process.stdout is not None
@@ -111,11 +111,13 @@ def test_says_what_stands_where(demo: Demo) -> None:
 
 
 def test_the_token_is_private(demo: Demo) -> None:
-    """The token stands in a file of its own that only its owner reads, and not on the screen."""
+    """The token stands in a file that only its owner reads, and on the screen in the console's link alone."""
     file = demo.folder / "a2a-demo.token"
     assert 0o600 == stat.S_IMODE(file.stat().st_mode)
     assert str(file) in demo.lines["token"]
-    assert file.read_text("utf-8").strip() not in demo.output
+    token = file.read_text("utf-8").strip()
+    assert f"{demo.lines['sidecar'].split()[0]}/#token={token}" == demo.lines["console"]
+    assert 1 == demo.output.count(token)
 
 
 def test_the_printed_requests_work(demo: Demo) -> None:

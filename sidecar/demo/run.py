@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from sidecar import observe, sessions
 from sidecar.app import create_app
-from sidecar.config import Config, load
+from sidecar.config import Config, load, read_secret
 from sidecar.db import Database
 from sidecar.demo.agent import create_agent
 from sidecar.demo.samples import write_samples
@@ -90,8 +90,9 @@ async def _run(config: Config, listener: socket, agent_listener: socket) -> None
 
 
 async def _welcome(config: Config, database: Database, url: str, agent_url: str) -> str:
-    """What stands where, and three requests to try."""
+    """What stands where, the page with its token, and three requests to try."""
     token = config.token_file
+    assert token is not None  # _fresh wrote it
     bearer = f'curl -s -H "Authorization: Bearer $(cat {shlex.quote(str(token))})"'
     queries = ("?limit=3", "?parked=true", "/chat-trip-lisbon/turns?limit=2")
     return "\n".join(
@@ -100,6 +101,7 @@ async def _welcome(config: Config, database: Database, url: str, agent_url: str)
             f"agent    {agent_url}   card {agent_url}{AGENT_CARD_WELL_KNOWN_PATH}",
             f"sidecar  {url}   {url}/docs",
             f"token    in {token} (mode 600)",
+            f"console  {url}/#token={read_secret(token)}",
             *(f"try      {bearer} '{url}{SESSIONS}{query}'" for query in queries),
             "Ctrl-C ends both.",
         )
