@@ -22,7 +22,7 @@ bench: $(VENV)/.bench
 
 # An extra is installed once, and again when what the project needs changes.
 $(VENV)/.%: pyproject.toml
-	test -x $(RUN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(RUN)/pip || $(PYTHON) -m venv $(VENV)
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	touch $@
 

@@ -11,6 +11,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from sidecar.errors import ParameterInvalid
+from sidecar.wire import MAX_SESSION_ID, valid_session_id
 
 Given = Mapping[str, Any]
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
@@ -64,6 +65,14 @@ def text(given: Given, name: str, most: int, *, required: bool = False) -> str |
         raise ParameterInvalid(f"`{name}` has more than {most} characters; send fewer.")
     if _SURROGATES.search(value):
         raise ParameterInvalid(f"`{name}` holds half of a surrogate pair; send whole characters.")
+    return value
+
+
+def stored_id(given: Given, name: str) -> str | None:
+    """The id of a conversation or a turn. Raises ParameterInvalid."""
+    value = given.get(name)
+    if value is not None and not (isinstance(value, str) and valid_session_id(value)):
+        raise ParameterInvalid(f"`{name}` is no id; send 1 to {MAX_SESSION_ID} characters, no control character.")
     return value
 
 

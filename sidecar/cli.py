@@ -132,7 +132,8 @@ def health(flags: Flags) -> None:
         connection.request("GET", "/livez")
         status = connection.getresponse().status
     except (OSError, HTTPException) as error:
-        fail(f"{host}, port {settings.port} does not answer: {error}")
+        reason = getattr(error, "strerror", None) or error
+        fail(f"{host}, port {settings.port} does not answer: {reason}; start it, or correct --host and --port")
     finally:
         connection.close()
     if status != 200:

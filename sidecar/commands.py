@@ -62,7 +62,7 @@ def check(flags: Flags, as_json: bool) -> None:
 @click.command()
 @store_settings
 @click.option("--dry-run", is_flag=True, help="Only print the statements, for the owner of the table to run.")
-@click.option("--undo", is_flag=True, help="Take away what was made; tombstones stay.")
+@click.option("--undo", is_flag=True, help="Take away the indexes and the column; our tables stay.")
 def prepare(flags: Flags, dry_run: bool, undo: bool) -> None:
     """Create indexes, side tables and the creation order; print each statement as SQL."""
     from tombstones import prepare as ddl

@@ -369,15 +369,17 @@ class Database:
         if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
             return Busy("The database file is locked by a writer. Try again in a moment.", RETRY_AFTER)
         if name == "SQLITE_INTERRUPT":
-            return Busy("A statement took longer than SIDECAR_STATEMENT_TIMEOUT.", RETRY_AFTER)
+            return Busy("A statement took longer than SIDECAR_STATEMENT_TIMEOUT. Try again, or raise it.", RETRY_AFTER)
         if name == "SQLITE_READONLY_DIRECTORY":
-            return ReadOnly("The database is in WAL mode, and SQLite may not create -shm and -wal in its folder.")
+            return ReadOnly("The database is in WAL mode: grant write permission on its folder, for -shm and -wal.")
         if name.startswith("SQLITE_READONLY") or name in ("SQLITE_PERM", "SQLITE_AUTH"):
             return ReadOnly("The database file is read-only for this process. Grant it write permission.")
         if name.startswith("SQLITE_CANTOPEN"):
             return self._file_fault()
         if name.startswith(("SQLITE_IOERR", "SQLITE_FULL", "SQLITE_CORRUPT", "SQLITE_NOTADB")):
-            return DatabaseUnavailable(f"The database file cannot be used ({name}).", RETRY_AFTER)
+            return DatabaseUnavailable(
+                f"The database file cannot be used ({name}). Check it and its disk.", RETRY_AFTER
+            )
         raise _unforeseen(error) from None
 
     def _file_fault(self) -> SidecarError:
@@ -397,7 +399,9 @@ class Database:
         if sqlstate in ("57014", "55P03", "40P01", "40001"):
             return Busy("A statement waited too long for a lock or took too long. Try again in a moment.", RETRY_AFTER)
         if sqlstate[:2] in ("08", "28", "53", "57", "58") or sqlstate in ("3D000", "3F000", "55000"):
-            return DatabaseUnavailable(f"The database refuses connections (SQLSTATE {sqlstate}).", RETRY_AFTER)
+            is_address = sqlstate[:2] == "28" or sqlstate in ("3D000", "3F000")
+            advice = "Correct SIDECAR_DATABASE_URL." if is_address else "Try again in a moment."
+            return DatabaseUnavailable(f"The database refuses connections (SQLSTATE {sqlstate}). {advice}", RETRY_AFTER)
         raise _unforeseen(error) from None
 
 
@@ -416,7 +420,7 @@ def _privilege_fault(message: str, writing: bool) -> SidecarError:
     refused = message.partition("permission denied for ")[2].splitlines()
     what = refused[0] if refused else "the task store"
     if what.startswith("database "):  # its name belongs to the address
-        return DatabaseUnavailable("The role lacks CONNECT on the database.", RETRY_AFTER)
+        return DatabaseUnavailable("The role lacks CONNECT on the database. Grant it.", RETRY_AFTER)
     if not writing:
         return TombstonesUnavailable(f"The role lacks SELECT on {what}. Run the grants of deploy/sql/grants.sql.")
     return ReadOnly(f"The role lacks a privilege on {what}. Run the grants of deploy/sql/grants.sql.")

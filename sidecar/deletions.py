@@ -4,8 +4,9 @@ What takes time to import is imported where it is needed.
 """
 
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -13,13 +14,12 @@ import click
 
 from sidecar import completion, show
 from sidecar.config import Config
-from sidecar.flags import Command, Flags, check_id, chosen, data_settings, json_flag, on_database
+from sidecar.flags import Command, Flags, OpenDatabase, check_id, chosen, data_settings, json_flag
 
 if TYPE_CHECKING:
-    from sidecar.db import Database
     from sidecar.remote import Remote
 
-Delete = Callable[[str], Awaitable[dict[str, Any]]]
+Delete = Callable[[str], dict[str, Any]]
 
 
 def deletion(command: Command) -> click.Command:
@@ -67,18 +67,14 @@ def _delete(
     ids = list(_given_ids(session_ids, yes))
     if not yes:
         click.confirm(_question(ids, retires), abort=True, err=True)
-    in_json, refuses_active = show.wants_json(as_json), if_active == "refuse"
-    if remote:
-        import asyncio
-
-        answers = asyncio.run(_delete_each(ids, in_json, _remote_deletion(remote, retires, refuses_active)))
-    else:
-
-        async def delete_stored(database: "Database") -> list[dict[str, Any]]:
-            return await _delete_each(ids, in_json, _stored_deletion(database, config, retires, refuses_active))
-
-        answers = on_database(config, delete_stored)
-    _sum_up(answers, retires)
+    answers: list[dict[str, Any]] = []
+    with _way(config, remote, retires, if_active == "refuse") as delete:
+        try:
+            _delete_each(ids, show.wants_json(as_json), delete, answers)
+        finally:  # whoever presses Ctrl-C learns what is gone so far
+            _sum_up(answers, retires)
+    if not all(each["deleted"] for each in answers):
+        raise click.exceptions.Exit(1)
 
 
 def _given_ids(session_ids: Iterable[str], yes: bool) -> Iterator[str]:
@@ -100,14 +96,12 @@ def _question(session_ids: Sequence[str], retires: bool) -> str:
     return f"Clear {what}? The turns are deleted for good; the id stays usable."
 
 
-async def _delete_each(session_ids: Sequence[str], in_json: bool, delete: Delete) -> list[dict[str, Any]]:
-    answers = []
+def _delete_each(session_ids: Sequence[str], in_json: bool, delete: Delete, answers: list[dict[str, Any]]) -> None:
     with _progress(session_ids, in_json) as ids:
         for session_id in ids:
-            answers.append(await _outcome(delete, session_id))
+            answers.append(_outcome(delete, session_id))
             if in_json:
                 show.document(answers[-1])
-    return answers
 
 
 def _progress(session_ids: Sequence[str], in_json: bool) -> AbstractContextManager[Any]:
@@ -117,43 +111,39 @@ def _progress(session_ids: Sequence[str], in_json: bool) -> AbstractContextManag
     return click.progressbar(session_ids, file=sys.stderr)
 
 
-async def _outcome(delete: Delete, session_id: str) -> dict[str, Any]:
+def _outcome(delete: Delete, session_id: str) -> dict[str, Any]:
     """What the DELETE route answers, or why nothing was deleted."""
     from sidecar.errors import SidecarError
     from sidecar.remote import RemoteError
 
     try:
         check_id(session_id)
-        return await delete(session_id)
+        return delete(session_id)
     except (SidecarError, RemoteError) as error:
         return {"deleted": False, "session_id": session_id, "code": error.code, "detail": error.detail}
 
 
-def _remote_deletion(remote: "Remote", retires: bool, refuses_active: bool) -> Delete:
-    import asyncio
+@contextmanager
+def _way(config: Config, remote: "Remote | None", retires: bool, refuses_active: bool) -> Iterator[Delete]:
+    """How one session is deleted: by the sidecar that is asked, or on the database."""
+    if remote:
+        yield partial(remote.delete, retires=retires, refuses_active=refuses_active)
+        return
+    with closing(OpenDatabase(config)) as database:
+        yield _stored_deletion(database, config.session_prefix, retires, refuses_active)
 
-    async def delete(session_id: str) -> dict[str, Any]:
-        # a call that blocks the event loop would not be ended by Ctrl-C
-        return await asyncio.to_thread(remote.delete, session_id, retires, refuses_active)
 
-    return delete
-
-
-def _stored_deletion(database: "Database", config: Config, retires: bool, refuses_active: bool) -> Delete:
-    from sidecar.routes import delete_session
+def _stored_deletion(database: OpenDatabase, prefix: str, retires: bool, refuses_active: bool) -> Delete:
+    from sidecar.routes import delete_session, deletion_body
     from tombstones.retire import Actor
 
     actor = Actor("cli", None, f"cli-{uuid4().hex}")
 
-    async def delete(session_id: str) -> dict[str, Any]:
-        outcome = await delete_session(database, config.session_prefix, actor, session_id, retires, refuses_active)
-        return {
-            "deleted": True,
-            "session_id": session_id,
-            "retired": retires,
-            "turns_deleted": outcome.turns_deleted,
-            "active_turns": outcome.active_turns,
-        }
+    def delete(session_id: str) -> dict[str, Any]:
+        outcome = database.run(
+            lambda opened: delete_session(opened, prefix, actor, session_id, retires, refuses_active)
+        )
+        return deletion_body(session_id, retires, outcome)
 
     return delete
 
@@ -168,5 +158,3 @@ def _sum_up(answers: Sequence[dict[str, Any]], retires: bool) -> None:
         f"{'retired' if retires else 'cleared'}: {len(done)}, failed: {len(failed)}, "
         f"turns deleted: {deleted}, active among them: {active}"
     )
-    if failed:
-        raise click.exceptions.Exit(1)

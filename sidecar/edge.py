@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, Send
 
-from sidecar.auth import PUBLIC, Gate, Guard, Keyring
+from sidecar.auth import PUBLIC, Gate, Guard, Keyring, route_path
 from sidecar.config import Config
 from sidecar.errors import (
     BodyTooLarge,
@@ -225,7 +225,7 @@ class Bounds:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            route = scope["path"].removeprefix(scope.get("root_path", ""))
+            route = route_path(scope)
             _check_target(scope, _TARGET_BYTES.get(route, MAX_TARGET_BYTES))
             most = _BODY_BYTES.get(route, MAX_BODY_BYTES)
             _check_headers(scope, most)

@@ -32,24 +32,20 @@ from sidecar.offered import Offered, Runtime
 
 Context = ServerRequestContext[Any, Any]
 
-_INSTRUCTIONS = (
-    "Conversations of the past. Find turns by keywords with session_search, then read around a hit with session_read; "
-    "ask for the messages that fit best with history_search."
-)
-
 
 class Exchange:
-    """The tools of one application, in the order in which they are listed."""
+    """The tools of one application, in the order in which they are listed, and what a model is told of them all."""
 
-    def __init__(self, offered: Sequence[Offered]) -> None:
+    def __init__(self, offered: Sequence[Offered], instructions: str) -> None:
         self._offered = {each.tool.name: each for each in offered}
+        self._instructions = instructions
 
     def answer(self, principal: Principal, request_id: str, headers: Mapping[str, str], body: bytes) -> ASGIApp:
         """Answers one JSON-RPC message of this principal; its HTTP request was let in, and its body was read."""
         server = Server(
             "a2a-session-sidecar",
             version=version("a2a-session-sidecar"),
-            instructions=_INSTRUCTIONS,
+            instructions=self._instructions,
             on_list_tools=self._list,
             on_call_tool=partial(self._call, principal, request_id, headers),
         )

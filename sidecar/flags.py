@@ -2,7 +2,9 @@
 
 import functools
 import os
+import threading
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
@@ -108,33 +110,51 @@ def _check_way(flags: Flags, url: str | None) -> None:
 
 def check_id(session_id: str) -> None:
     """Raises SessionIdInvalid."""
-    from sidecar.errors import SessionIdInvalid
-    from sidecar.wire import valid_session_id
+    from sidecar.params import checked_session_id
 
-    if not valid_session_id(session_id):
-        raise SessionIdInvalid("An id has 1 to 255 characters and no control characters.")
+    checked_session_id(session_id)
+
+
+class OpenDatabase:
+    """The task database, while a command does one piece of work on it after the other.
+
+    Raises ConfigError for an unusable address.
+    """
+
+    def __init__(self, config: Config) -> None:
+        import asyncio
+
+        from sidecar.db import Database
+
+        self._threads = set(threading.enumerate())
+        self._database = Database(config)
+        self._runner = asyncio.Runner()
+
+    def run(self, work: Callable[["Database"], Awaitable[T]]) -> T:
+        """What comes of one piece of work. Raises a SidecarError."""
+
+        async def run() -> T:
+            return await work(self._database)
+
+        return self._runner.run(run())
+
+    def close(self) -> None:
+        """Gives up the connections, and waits for their threads."""
+        with self._runner:
+            self._runner.run(self._close())
+
+    async def _close(self) -> None:
+        await self._database.close()
+        # a SQLite connection that could not be opened still ends its thread by a call to this loop
+        for thread in set(threading.enumerate()) - self._threads:
+            if thread.daemon:
+                thread.join(THREAD_SECONDS)
 
 
 def on_database(config: Config, work: Callable[["Database"], Awaitable[T]]) -> T:
-    """Runs one piece of work on the task database. Raises a SidecarError, or ConfigError for an unusable address."""
-    import asyncio
-    import threading
-
-    from sidecar.db import Database
-
-    async def run() -> T:
-        threads = set(threading.enumerate())
-        database = Database(config)
-        try:
-            return await work(database)
-        finally:
-            await database.close()
-            # a SQLite connection that could not be opened still ends its thread by a call to this loop
-            for thread in set(threading.enumerate()) - threads:
-                if thread.daemon:
-                    thread.join(THREAD_SECONDS)
-
-    return asyncio.run(run())
+    """Does one piece of work on the task database. Raises a SidecarError, or ConfigError for an unusable address."""
+    with closing(OpenDatabase(config)) as database:
+        return database.run(work)
 
 
 def fail(text: str) -> NoReturn:

@@ -7,7 +7,7 @@ from typing import Literal
 from urllib.parse import unquote_to_bytes
 
 from sidecar.errors import ParameterInvalid, SessionIdInvalid
-from sidecar.wire import valid_session_id
+from sidecar.wire import MAX_SESSION_ID, valid_session_id
 
 Order = Literal["activity", "created"]
 DEFAULT_LIMIT = 50
@@ -48,8 +48,13 @@ def parse_session_id(raw: bytes) -> str:
         session_id = decoded(raw)
     except ValueError:
         raise SessionIdInvalid("The id in the path is not percent-encoded UTF-8; encode each byte as %XX.") from None
+    return checked_session_id(session_id)
+
+
+def checked_session_id(session_id: str) -> str:
+    """The id itself. Raises SessionIdInvalid."""
     if not valid_session_id(session_id):
-        raise SessionIdInvalid("An id has 1 to 255 characters and no control characters.")
+        raise SessionIdInvalid(f"An id has 1 to {MAX_SESSION_ID} characters and no control characters.")
     return session_id
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from contextlib import closing
 from http.client import HTTPConnection, HTTPException, HTTPMessage, HTTPSConnection
-from ssl import SSLCertVerificationError, create_default_context
+from ssl import SSLCertVerificationError, SSLError, create_default_context
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
@@ -98,7 +98,8 @@ class Remote:
         kind = headers.get_content_type()
         content = _object(body) if kind in (JSON, PROBLEM) else {}
         if kind == PROBLEM and {"code", "detail"} <= content.keys():
-            raise RemoteError(str(content["code"]), str(content["detail"]))
+            advice = " Name a file that holds one: --token-file." if status == 401 else ""
+            raise RemoteError(str(content["code"]), f"{content['detail']}{advice}")
         if status != 200 or kind != JSON or key not in content:
             answer = f"{self._base.geturl()} answers {status} with {kind}, as no sidecar does"
             raise RemoteError("remote_unexpected", f"{answer}; correct --url, or ask whoever runs a proxy there.")
@@ -119,9 +120,13 @@ def _path(session_id: str) -> str:
 
 
 def _reason(error: Exception) -> str:
+    """Why nothing came, and what to do about it."""
     if isinstance(error, SSLCertVerificationError):
         return f"{error.verify_message}; SSL_CERT_FILE may name the certificates to trust"
-    return str(getattr(error, "strerror", None) or error or type(error).__name__)
+    if isinstance(error, SSLError):
+        return f"TLS fails ({error.reason}); a sidecar without a proxy before it is asked by http://"
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return f"{reason}; start the sidecar there, or correct --url"
 
 
 def _object(body: bytes) -> dict[str, Any]:

@@ -173,15 +173,18 @@ async def retire(request: Request) -> Response:
     actor = tombstones.Actor(principal.name, principal.owners, request.state.request_id)
     prefix = _config(request).session_prefix
     outcome = await delete_session(_database(request), prefix, actor, session_id, query.retire, query.refuse_active)
-    return _json(
-        {
-            "deleted": True,
-            "session_id": session_id,
-            "retired": query.retire,
-            "turns_deleted": outcome.turns_deleted,
-            "active_turns": outcome.active_turns,
-        }
-    )
+    return _json(deletion_body(session_id, query.retire, outcome))
+
+
+def deletion_body(session_id: str, retires: bool, outcome: tombstones.Outcome) -> dict[str, Any]:
+    """What is answered to a deletion."""
+    return {
+        "deleted": True,
+        "session_id": session_id,
+        "retired": retires,
+        "turns_deleted": outcome.turns_deleted,
+        "active_turns": outcome.active_turns,
+    }
 
 
 async def delete_session(

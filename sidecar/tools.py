@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 TOOLS = "/mcp"
 
+_INSTRUCTIONS = (
+    "Conversations of the past. Find turns by keywords with session_search, then read around a hit with session_read; "
+    "ask for the messages that fit best with history_search, for passages to cite with workspace.search."
+)
+
 
 def tool_routes() -> list[BaseRoute]:
     """The route of all tools."""
@@ -45,6 +50,7 @@ async def _exchange_of(request: Request) -> "Exchange":
         names = ("sidecar.exchange", "sidecar.search.tools", "sidecar.answer.tools")
         module, search, answer = [await asyncio.to_thread(import_module, name) for name in names]
         searching = search.offered(await service_of(request), await recall_of(request))
-        state.exchange = module.Exchange([*searching, *answer.offered(await retrieval_of(request))])
+        offered = [*searching, *answer.offered(await retrieval_of(request))]
+        state.exchange = module.Exchange(offered, _INSTRUCTIONS)
     exchange: Exchange = state.exchange
     return exchange

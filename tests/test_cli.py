@@ -349,6 +349,13 @@ async def test_check_of_a_role_that_only_reads(store: rig.Store, cluster: Server
         assert "DELETE" in found["detail"]
 
 
+async def test_an_address_that_postgres_refuses(cluster: Server) -> None:
+    """A database that is not there is no passing trouble: the address is to be corrected."""
+    done = await asyncio.to_thread(run, "sessions", SIDECAR_DATABASE_URL=cluster.url("nowhere"))
+    told = "The database refuses connections (SQLSTATE 3D000). Correct SIDECAR_DATABASE_URL."
+    assert (1, f"error: {told} (database_unavailable)\n") == (done.exit_code, done.stderr)
+
+
 @on_sqlite
 async def test_check_on_a_terminal(store: rig.Store) -> None:
     """A person sees a table of findings."""

@@ -220,6 +220,19 @@ def test_the_session_in_flight_is_left_running(samples: Path) -> None:
     assert text(found[1]).startswith("Batch 1 of 3,600:")
 
 
+async def test_a_cancelled_writer_ends(tmp_path: Path) -> None:
+    """Whenever it is cancelled the writer of the samples ends and begins no other one, whatever the SDK answers."""
+    for number in range(5):
+        async with running_agent(database := tmp_path / f"{number}.db") as app:
+            writing = asyncio.create_task(write_samples(app.state.handler))
+            await asyncio.sleep(0.1 + number / 50)
+            writing.cancel()
+            done, _ = await asyncio.wait([writing], timeout=10)
+            assert done
+            assert writing.cancelled()
+            assert [] == rows(database, "chat-migration-watch")
+
+
 async def test_a_turn_in_flight_grows_until_cancelled(tmp_path: Path) -> None:
     """Two reads of the table differ while the agent works; cancelling it ends the task."""
     database = tmp_path / "tasks.db"

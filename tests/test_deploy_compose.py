@@ -24,7 +24,7 @@ from sidecar.app import create_app
 from sidecar.config import Config
 from tests import rig
 from tests.postgres import Server, free_port
-from tests.test_deploy import DEPLOY, PATIENCE_SECONDS, ROOT, run, stages
+from tests.test_deploy import DEPLOY, PATIENCE_SECONDS, ROOT, found, run, stages
 
 COMPOSE = sorted(DEPLOY.glob("compose*.yaml"))
 by_file = pytest.mark.parametrize("path", COMPOSE, ids=lambda path: path.name)
@@ -79,6 +79,20 @@ def test_secrets_are_made_once_and_private(secrets: Path) -> None:
     assert [0o600] * len(made) == [(secrets / name).stat().st_mode & 0o777 for name in made]
     ignored = run("git", "check-ignore", *(f"deploy/secrets/{name}" for name in made), cwd=ROOT)
     assert [f"deploy/secrets/{name}" for name in made] == ignored.split()
+
+
+def test_no_secret_is_made_empty(tmp_path: Path) -> None:
+    """Where the secrets cannot be made the script fails, and what an earlier failure left empty is made anew."""
+    script = Path(shutil.copy(DEPLOY / "secrets/make.sh", tmp_path))
+    (tmp_path / "bin").mkdir()
+    for name in ("dirname", "cat", "id", "chown"):
+        (tmp_path / "bin" / name).symlink_to(found(name))
+    done = subprocess.run([found("sh"), script], env={"PATH": str(tmp_path / "bin")}, capture_output=True)
+    assert 0 != done.returncode
+    assert not (tmp_path / "operator.token").exists()
+    (tmp_path / "operator.token").touch()
+    run("sh", script)
+    assert 64 == len((tmp_path / "operator.token").read_text("utf-8").strip())
 
 
 async def test_the_order_of_compose_on_postgres(secrets: Path, cluster: Server) -> None:

@@ -255,4 +255,5 @@ async def test_health(store: rig.Store) -> None:
         assert 0 == sidecar.stop()
         gone = ended("health", "--port", port, **settings)
     assert 1 == gone.returncode
-    assert gone.stderr.startswith(f"error: 127.0.0.1, port {port} does not answer")
+    why = "Connection refused; start it, or correct --host and --port"
+    assert f"error: 127.0.0.1, port {port} does not answer: {why}\n" == gone.stderr

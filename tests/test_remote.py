@@ -25,6 +25,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from sidecar.app import create_app
+from sidecar.flags import ANSWER_SECONDS
 from sidecar.remote import Remote, RemoteError
 from tests import rig
 from tests.test_cli import cli, on_sqlite, on_terminal, run, some_sessions
@@ -223,17 +224,32 @@ async def test_progress_over_http(store: rig.Store, token_file: str) -> None:
 
 
 def test_ctrl_c_ends_many_deletions(token_file: str) -> None:
-    """Between two deletions Ctrl-C ends the command: what was not begun is not done."""
+    """Ctrl-C ends the command: what was not begun is not done, and what was done is told."""
     with answering(Foreign(200, JSON, b'{"deleted":true,"turns_deleted":0,"active_turns":0}', seconds=0.2)) as server:
         ids = [f"chat-{n}" for n in range(100)]
         arguments = command("retire", "--yes", *ids, "--url", server.url, "--token-file", token_file)
-        with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             deadline = time.monotonic() + PATIENCE_SECONDS
-            while not server.asked and time.monotonic() < deadline:
+            while len(server.asked) < 2 and time.monotonic() < deadline:
                 time.sleep(0.05)
             process.send_signal(signal.SIGINT)
-            assert 1 == process.wait(PATIENCE_SECONDS)
-        assert 0 < len(server.asked) < 50
+            _, told = process.communicate(timeout=PATIENCE_SECONDS)
+        assert 1 == process.returncode
+        assert re.fullmatch(r"retired: \d+, failed: 0, .*\n\nAborted!\n", told), told
+        assert 0 < int(told.split(",")[0].split()[1]) <= len(server.asked) < 50
+
+
+def test_ctrl_c_waits_for_no_answer(token_file: str) -> None:
+    """A sidecar that says nothing holds up nobody who has had enough."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(PATIENCE_SECONDS)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        arguments = command("retire", "--yes", "chat-a", "--url", url, "--token-file", token_file)
+        with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            connection, _ = silent.accept()
+            with connection:
+                process.send_signal(signal.SIGINT)
+                assert 1 == process.wait(ANSWER_SECONDS / 3)
 
 
 # --- what comes instead of an answer
@@ -253,7 +269,8 @@ async def test_problems_are_told_by_their_detail(bare_store: rig.Store, token_fi
         deleted = await asked(sidecar.url, other, "retire", "--yes", "chat-a", "chat-b")
         assert (1, 2) == (deleted.exit_code, deleted.stdout.count('"code": "unauthorized"'))
         bare = await asyncio.to_thread(run, "sessions", "--url", sidecar.url)
-        assert (1, "error: Send `Authorization: Bearer <token>`. (unauthorized)\n") == (bare.exit_code, bare.stderr)
+        told = "error: Send `Authorization: Bearer <token>`. Name a file that holds one: --token-file. (unauthorized)\n"
+        assert (1, told) == (bare.exit_code, bare.stderr)
 
 
 @pytest.mark.parametrize(
@@ -302,20 +319,22 @@ async def test_nobody_answers(token_file: str) -> None:
     """An unknown host, a closed port and an answer that breaks off are told in one line, and end with 1."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    urls = {f"http://127.0.0.1:{port}": "Connection refused", "http://nobody.invalid": ".+"}
+    urls = {f"http://127.0.0.1:{port}": "Connection refused; .+", "http://nobody.invalid": ".+"}
     with answering(Foreign(200, JSON, INDEX, headers={"Content-Length": "1000"})) as server:
         for url, reason in {**urls, server.url: ".*more expected.*", f"http://{'x' * 70}.invalid": ".+"}.items():
             done = await asked(url, token_file, "sessions")
             assert (1, "") == (done.exit_code, done.stdout)
             told = done.stderr.splitlines()[-1]
             assert re.fullmatch(rf"error: {url} does not answer: {reason}\. \(remote_unreachable\)", told), told
+        done = await asked(server.url.replace("http:", "https:"), token_file, "sessions")
+        assert "does not answer: TLS fails (WRONG_VERSION_NUMBER); a sidecar without a proxy" in done.stderr
 
 
 def test_a_silent_server_is_given_up() -> None:
     """Who says nothing for as long as is allowed is not waited for any longer; the next request is a new one."""
     with answering(Foreign(200, JSON, INDEX, seconds=0.5)) as server:
         remote = Remote(server.url, None, seconds=0.1)
-        with pytest.raises(RemoteError, match=r"does not answer: timed out\."):
+        with pytest.raises(RemoteError, match=r"does not answer: timed out; "):
             remote.sessions(1, parked=False)
         server.seconds = 0
         assert (INDEX, False) == remote.sessions(1, parked=False)

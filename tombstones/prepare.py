@@ -1,4 +1,4 @@
-"""The opt-in DDL on the task table, and its undo: indexes, and on PostgreSQL the creation order; never run by a GET.
+"""The opt-in DDL, and its undo: our tables, indexes, and on PostgreSQL the creation order; never run by a GET.
 
 No index may take JSON apart: the producer's own INSERT would fail on a status that holds \\u0000.
 """

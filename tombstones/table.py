@@ -154,8 +154,8 @@ class Shape:
 
     @property
     def lock_key(self) -> int:
-        """The key of the advisory locks of this store on PostgreSQL: preparing holds it, the sweep the next one, and
-        whoever writes to the search index the one after.
+        """The key of the advisory locks of this store on PostgreSQL: preparing holds it, the sweep the next one,
+        whoever writes to the search index the one after, and whoever makes the side tables the last.
         """
         return zlib.crc32(f"a2a-sidecar:{self.schema}.{self.name}".encode())
 
@@ -379,9 +379,7 @@ async def create_side_tables(conn: AsyncConnection, shape: Shape) -> None:
     """
     if not shape.sqlite:
         # IF NOT EXISTS alone loses the race for the catalog's unique keys; the lock makes it a queue
-        await conn.execute(
-            select(func.pg_advisory_xact_lock(func.hashtext(f"a2a-sidecar:{shape.schema}.{shape.name}")))
-        )
+        await conn.execute(select(func.pg_advisory_xact_lock(shape.lock_key + 3)))
     for missing in shape.missing_side_tables:
         await _create_once(conn, CreateTable(missing, if_not_exists=True))
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sidecar import params
-from sidecar.bodies import Given, check_names, text, whole
+from sidecar.bodies import Given, check_names, stored_id, text, whole
 from sidecar.errors import ParameterInvalid
-from sidecar.wire import MAX_SESSION_ID, valid_session_id
 from tombstones.state import ACTIVE, FINISHED, name_of
 
 MAX_QUESTION = 16_000
@@ -80,8 +79,8 @@ def passage_query(given: Given) -> PassageQuery:
         q=text(given, "q", MAX_QUESTION, required=True) or "",
         workspace=text(given, "workspaceId", MAX_WORKSPACE, required=True) or "",
         limit=whole(given, "limit", 1, MAX_LIMIT, DEFAULT_LIMIT),
-        session_id=_id(given, "documentId"),
-        task_id=_id(given, "runId"),
+        session_id=stored_id(given, "documentId"),
+        task_id=stored_id(given, "runId"),
         filename_contains=text(given, "filenameContains", MAX_FILTER),
         states=frozenset(map(name_of, _listed(given, "tags"))),
         mime_types=frozenset(each.lower() for each in _listed(given, "mimeTypes")),
@@ -127,13 +126,6 @@ def _as_json(name: str, value: str) -> Any:
         return int(value)
     if name in ENHANCEMENTS and value == "false":
         return False
-    return value
-
-
-def _id(given: Given, name: str) -> str | None:
-    value = given.get(name)
-    if value is not None and not (isinstance(value, str) and valid_session_id(value)):
-        raise ParameterInvalid(f"`{name}` is no id: send 1 to {MAX_SESSION_ID} characters, no control character.")
     return value
 
 

@@ -1,5 +1,6 @@
 """Writes the sample sessions by sending each message to the agent's own handler; it never touches the table."""
 
+import asyncio
 from contextlib import aclosing
 from uuid import uuid4
 
@@ -16,9 +17,14 @@ async def write_samples(handler: RequestHandler) -> None:
 
     The task in flight lives in the running event loop, until it is cancelled or the handler is closed.
     """
+    writing = asyncio.current_task()
+    assert writing is not None
     for context_id, turns in SESSIONS.items():
         for turn in turns:
             await _send(handler, context_id, turn)
+            # the SDK's handler may keep a cancellation to itself, and answer
+            if writing.cancelling():
+                raise asyncio.CancelledError
 
 
 async def _send(handler: RequestHandler, context_id: str, turn: Turn) -> None:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from sidecar import params
-from sidecar.bodies import shown
+from sidecar.bodies import shown, stored_id
 from sidecar.errors import ParameterInvalid
-from sidecar.wire import MAX_SESSION_ID, valid_session_id
 
 Archived = Literal["exclude", "include", "only"]
 DEFAULT_LIMIT = 20
@@ -80,7 +79,7 @@ def history_arguments(arguments: Mapping[str, Any]) -> HistoryQuery:
     given = _texts({name: value for name, value in arguments.items() if name not in _SELECTORS}, kinds)
     if _has_execution(given):
         given |= _texts(selectors, _SELECTORS)
-    return _history(_id(given, "session_id") or _missing("session_id"), given, _TOOL_AROUND)
+    return _history(stored_id(given, "session_id") or _missing("session_id"), given, _TOOL_AROUND)
 
 
 def _search(given: Mapping[str, str]) -> SearchQuery:
@@ -100,7 +99,7 @@ def _history(conversation: str, given: Mapping[str, str], around: str) -> Histor
     return HistoryQuery(
         conversation,
         params.limit(given, DEFAULT_LIMIT, MAX_LIMIT),
-        _id(given, around),
+        stored_id(given, around),
         _position(given, "before_position", least=1),
         _position(given, "after_position", least=0),
         _has_execution(given),
@@ -141,13 +140,6 @@ def _position(given: Mapping[str, str], name: str, *, least: int) -> int | None:
     return int(text)
 
 
-def _id(given: Mapping[str, str], name: str) -> str | None:
-    text = given.get(name)
-    if text is not None and not valid_session_id(text):
-        raise ParameterInvalid(f"`{name}` is no id: send 1 to {MAX_SESSION_ID} characters, no control character.")
-    return text
-
-
 def _missing(name: str) -> NoReturn:
     raise ParameterInvalid(f"`{name}` is missing or blank; send it.")
 
@@ -174,8 +166,3 @@ def _text(name: str, value: Any, kind: type[Any]) -> str:
         raise ParameterInvalid(f"`{name}` holds half of a surrogate pair; send whole characters.")
     text: str = value
     return text
-
-
-def _shown(name: str) -> str:
-    """A name that somebody made up, fit for a message."""
-    return name[:64].encode(errors="replace").decode()

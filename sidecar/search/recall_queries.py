@@ -14,10 +14,10 @@ from typing import Any, Literal, get_args
 from starlette.datastructures import Headers
 
 from sidecar import params
-from sidecar.bodies import Given, check_names, text, texts, whole
+from sidecar.bodies import Given, check_names, stored_id, text, texts, whole
 from sidecar.errors import ParameterInvalid, RunRequired
 from sidecar.search.queries import MAX_QUERY_BYTES
-from sidecar.wire import MAX_SESSION_ID, iso, valid_session_id
+from sidecar.wire import iso
 from tombstones.state import parse_time
 
 Speaker = Literal["anyone", "requester", "you"]
@@ -106,7 +106,7 @@ def run_of(headers: Mapping[str, str], meta: Given, loaded: frozenset[str] = fro
     if not isinstance(run_id, str) or not re.fullmatch("[!-~]{1,128}", run_id):
         raise ParameterInvalid(f"`{name}` is no run's id; send 1 to 128 visible ASCII characters.")
     name, turn = _told(headers, meta, TURN_HEADER, TURN_META)
-    return Run(run_id, None if turn is None else _id(name, turn), loaded | _loaded(meta, LOADED_META))
+    return Run(run_id, stored_id({name: turn}, name), loaded | _loaded(meta, LOADED_META))
 
 
 def header_values(headers: Headers) -> dict[str, str]:
@@ -137,14 +137,13 @@ def _recall(given: Given) -> RecallQuery:
     since, until = _time(given, "since"), _time(given, "until")
     if since is not None and until is not None and since >= until:
         raise ParameterInvalid("`since` is not before `until`, so nothing lies between; send an earlier one.")
-    conversation = given.get("conversation_public_id")
     return RecallQuery(
         _query(given),
         _speaker(given),
         since,
         until,
         min(whole(given, "limit", 1, MAX_NUMBER, DEFAULT_HITS), MAX_HITS),
-        None if conversation is None else _id("conversation_public_id", conversation),
+        stored_id(given, "conversation_public_id"),
     )
 
 
@@ -171,12 +170,6 @@ def _time(given: Given, name: str) -> datetime | None:
     if time is None:
         raise ParameterInvalid(f"`{name}` is no time of RFC 3339 with a zone; send one like 2026-01-05T09:00:00Z.")
     return time
-
-
-def _id(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not valid_session_id(value):
-        raise ParameterInvalid(f"`{name}` is no id; send 1 to {MAX_SESSION_ID} characters, no control character.")
-    return value
 
 
 def _loaded(given: Given, name: str) -> frozenset[str]:
