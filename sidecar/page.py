@@ -15,6 +15,8 @@ CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+# Search wants to be told the workspace. The page is public, and its id is no secret: it stands in paths and logs.
+_WORKSPACE = '<meta name="workspace" content="{}">'
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 
 
@@ -24,16 +26,18 @@ def page_routes() -> list[BaseRoute]:
 
 
 def _serving(file: Path) -> Callable[[Request], Awaitable[Response]]:
-    body = file.read_bytes()
-    headers = {
-        "Content-Security-Policy": CSP,
-        "Referrer-Policy": "no-referrer",
-        "X-Content-Type-Options": "nosniff",
-        "Cache-Control": "no-cache",
-        "ETag": f'"{sha256(body).hexdigest()[:32]}"',
-    }
+    text = file.read_text("utf-8")
 
     async def serve(request: Request) -> Response:
+        workspace = request.app.state.config.workspace
+        body = text.replace(_WORKSPACE.format("default"), _WORKSPACE.format(workspace)).encode()
+        headers = {
+            "Content-Security-Policy": CSP,
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+            "Cache-Control": "no-cache",
+            "ETag": f'"{sha256(body).hexdigest()[:32]}"',
+        }
         fresh = Fresh(request, file.name, None)
         fresh.etag = headers["ETag"]
         if fresh.is_unchanged():

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytest
 import pytest_asyncio
 from axe_playwright_python.async_playwright import Axe  # type: ignore[import-untyped]  # it ships no types
-from playwright.async_api import Browser, Locator, Page, Request, expect
+from playwright.async_api import Browser, Locator, Page, Request, Route, expect
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -344,6 +344,11 @@ async def test_copy_and_export(browser: Browser, demo: Demo) -> None:
         command = await page.evaluate("navigator.clipboard.readText()")
         url = demo.lines["sidecar"].split()[0]
         path = "/api/chat/sessions/chat-%E7%A0%94%E7%A9%B6/turns"
+        await page.evaluate("void (navigator.clipboard.writeText = () => Promise.reject())")
+        await page.clock.install()
+        await action(page, "Copy curl").click()
+        await page.clock.fast_forward(9_000)  # there is time to select it
+        await expect(page.locator("#notice")).to_have_text(command)
         assert f"curl -s -H \"Authorization: Bearer $TOKEN\" '{url}{path}'" == command
         async with page.expect_download() as downloading:
             await action(page, "Export JSON").click()
@@ -351,6 +356,163 @@ async def test_copy_and_export(browser: Browser, demo: Demo) -> None:
         assert "chat-研究.json" == download.suggested_filename
         exported = json.loads(Path(await download.path()).read_text("utf-8"))
         assert {"session_id": "chat-研究", "turns": demo.turns("chat-研究")} == exported
+
+
+async def test_stored_text(browser: Browser, store: rig.Store) -> None:
+    """Raw and export are the JSON as it is stored, byte for byte: numbers and escapes keep their spelling."""
+    artifacts = r'[ {"parts": [{"text": "a \"{[\\"}], "n": [27.0, 1e2, 12345678901234567890], "\u00e9": "\ud800"} ]'
+    cells = {"status": '{"state": "TASK_STATE_COMPLETED"}', "artifacts": artifacts, "history": "[]"}
+    for session in ("chat-b", "chat-a", "chat-a"):
+        await store.insert_raw(context_id=session, **cells)
+    async with console(browser, store) as page:
+        await row(page, "chat-a").get_by_role("button").click()
+        async with page.expect_download() as downloading:
+            await action(page, "Export JSON").click()
+        exported = Path(await (await downloading.value).path()).read_text("utf-8")
+        await action(page, "Raw").first.click()
+        raw = await viewer(page).locator("pre").first.text_content()
+    assert raw is not None
+    assert f'"artifacts":{artifacts},"history":[]}}' in raw
+    assert (2, 1) == (exported.count(f'"artifacts":{artifacts},'), exported.count(raw))
+    assert 2 == len(json.loads(exported)["turns"])
+
+
+async def test_a_growing_turn_keeps_what_is_read(browser: Browser, store: rig.Store) -> None:
+    """While an answer grows, what is selected, opened or shown whole stays so."""
+    long = "word " * 5_000
+    call: rig.Json = {TOOL_CALL: {"toolCallId": "c", "name": "look", "phase": "started", "args": "here"}}
+    history: list[rig.Json] = [
+        {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "The question?"}]},
+        {"messageId": "n", "role": "ROLE_AGENT", "metadata": call},
+    ]
+    turn = await store.turn("chat-a", "working", prompt=None, text=long, history=history)
+    async with console(browser, store) as page:
+        await row(page, "chat-a").get_by_role("button").click()
+        await viewer(page).get_by_role("button", name="Show all").click()
+        await viewer(page).locator("summary").click()
+        for block in (".said .text", ".steps li", ".answer"):
+            await page.evaluate("(block) => getSelection().selectAllChildren(document.querySelector(block))", block)
+            selected = await page.evaluate("String(getSelection())")
+            assert selected
+            long += f"and https://example.com/{len(long)} "
+            await store.turn("chat-a", "working", prompt=None, text=long, history=history, task_id=turn)
+            await page.clock.fast_forward(4_000)
+            await expect(viewer(page).locator(".answer")).to_have_text(long)
+            assert (await page.evaluate("String(getSelection())")).startswith(selected)
+            await expect(viewer(page).locator(".steps li")).to_be_visible()
+
+
+async def test_one_question_at_a_time(browser: Browser, store: rig.Store) -> None:
+    """Two actions whose dialogs wait for the sidecar open one: who confirms it does not confirm the other."""
+    await store.turn("chat-a")
+    async with console(browser, store) as page:
+        await row(page, "chat-a").get_by_role("button").click()
+        await expect(action(page, "Clear history")).to_be_enabled()
+        clicks = "for (const each of document.querySelectorAll('.actions .danger')) each.click()"
+        async with page.expect_response(re.compile("chat-a$")), page.expect_response(re.compile("chat-a$")):
+            await page.evaluate(clicks)
+        dialog = page.get_by_role("dialog")
+        await expect(dialog).to_be_visible()
+        asked = await dialog.locator(".danger").inner_text()
+        await dialog.locator(".danger").click()
+        await expect(page.locator("#notice")).to_contain_text("1 turn deleted")
+    retired = await store.raw("SELECT session_id FROM tasks_session_tombstones")
+    assert (asked == "Retire") == bool(retired)
+
+
+async def test_a_deletion_that_is_answered_late(browser: Browser, store: rig.Store) -> None:
+    """A session that was opened before the answer came stays open."""
+    for name in "ab":
+        await store.turn(f"chat-{name}", text=f"Answer {name}")
+    answered = asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        if route.request.method == "DELETE":
+            await answered.wait()
+        await route.continue_()
+
+    async with console(browser, store) as page:
+        await page.route("**/chat-a?*", hold)
+        await row(page, "chat-a").get_by_role("button").click()
+        await action(page, "Retire").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Retire").click()
+        await row(page, "chat-b").get_by_role("button").click()
+        answered.set()
+        await expect(page.locator("#notice")).to_contain_text("Retired: 1 turn")
+        await expect(row(page, "chat-a")).to_have_count(0)
+        await expect(viewer(page)).to_contain_text("Answer b")
+
+
+async def test_signing_in(browser: Browser, store: rig.Store) -> None:
+    """What no header can carry is refused as a token, and a second press while the first is answered does nothing."""
+    await store.turn("chat-a")
+    async with served(create_app(rig.config_for(store))) as url, page_in(browser, url) as page:
+        await page.get_by_label("Operator token").fill("токен-0123456789")
+        await page.keyboard.press("Enter")
+        await expect(page.locator("#refused")).to_contain_text("no token has such characters")
+        await page.clock.install()
+        await page.get_by_label("Operator token").fill(rig.TOKEN)
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        await page.evaluate("for (const _ of [1, 2]) document.getElementById('submit').click()")
+        await expect(row(page, "chat-a")).to_contain_text("done")
+        assert 1 == len([address for address in asked if "parked=true" in address])
+
+
+async def test_a_sidecar_that_breaks_off_or_hangs(browser: Browser, store: rig.Store) -> None:
+    """Half an answer and one that never comes are told, and the page goes on by itself."""
+    await store.turn("chat-a", text="First")
+    async with console(browser, store) as page:
+        await row(page, "chat-a").get_by_role("button").click()
+        await expect(viewer(page)).to_contain_text("First")
+        half = {"body": '{"turns":[{"task_id"', "headers": {"ETag": '"half"'}}
+        await page.route("**/turns*", lambda route: route.fulfill(**half))
+        await page.clock.fast_forward(4_000)
+        await expect(page.locator("#banner")).to_contain_text("The answer was 200 OK and not the sidecar's, retrying")
+        await expect(viewer(page)).to_contain_text("First")
+        await page.evaluate("void (AbortSignal.timeout = () => AbortSignal.abort())")  # the time is over at once
+        await page.clock.fast_forward(8_000)
+        await expect(page.locator("#banner")).to_contain_text("Can't reach the sidecar")
+        await page.evaluate("void (AbortSignal.timeout = () => new AbortController().signal)")
+        await page.unroute("**/turns*")
+        await page.clock.fast_forward(8_000)
+        await expect(page.locator("#banner")).to_be_hidden()
+
+
+async def test_labels_after_an_outage(browser: Browser, store: rig.Store) -> None:
+    """A row whose first words could not be read shows its id, and them once the sidecar is reached again."""
+    await store.turn("chat-a", prompt="First words")
+    async with console(browser, store) as page:
+        await expect(row(page, "chat-a").locator(".label")).to_have_text("First words")
+        await page.route(re.compile("/chat-a"), lambda route: route.abort())
+        await page.reload()
+        await expect(row(page, "chat-a").locator(".label")).to_have_text("chat-a")
+        await page.unroute(re.compile("/chat-a"))
+        await page.clock.fast_forward(4_000)
+        await expect(row(page, "chat-a").locator(".label")).to_have_text("First words")
+
+
+async def test_lists_that_move_while_they_are_paged(browser: Browser, store: rig.Store) -> None:
+    """A page is loaded once; what the first page leaves stays, and the focus stands on what came."""
+    for number in range(60):
+        await store.turn(f"chat-{number:02}", prompt=f"Session {number:02}")
+    async with console(browser, store, workspace="acme.w-1") as page:
+        rows = page.locator("#recent li")
+        await expect(rows).to_have_count(50)
+        await page.evaluate("for (const _ of [1, 2]) document.getElementById('older').click()")
+        await expect(page.locator("#scope")).to_contain_text("60 sessions")
+        await expect(row(page, "chat-09").get_by_role("button")).to_be_focused()
+        await store.turn("chat-new")
+        await page.clock.fast_forward(4_000)
+        await expect(rows).to_have_count(61)
+        await page.get_by_role("searchbox").fill("session")
+        hits = page.locator("#results li")
+        await expect(page.locator("#found")).to_contain_text("so far")
+        first = await hits.count()
+        await page.evaluate("for (const _ of [1, 2]) document.querySelector('#results .wide').click()")
+        await expect(hits.nth(first).get_by_role("button")).to_be_focused()
+        texts = await hits.all_inner_texts()
+        assert len(set(texts)) == len(texts)
 
 
 async def test_earlier_turns_and_older_sessions(browser: Browser, store: rig.Store) -> None:
@@ -370,10 +532,19 @@ async def test_earlier_turns_and_older_sessions(browser: Browser, store: rig.Sto
         await expect(viewer(page).get_by_role("article")).to_have_count(50)
         await action(page, "Earlier turns").click()
         await expect(viewer(page).get_by_role("article")).to_have_count(60)
+        await expect(viewer(page).get_by_role("region", name="Turns")).to_be_focused()
         await page.get_by_role("searchbox").fill("03")
         await section(page, "hit").get_by_role("button", name="Question 03").click()
         await expect(page.locator(".turn.found")).to_contain_text("Answer 03")
         await expect(page.locator(".turn.found")).to_be_in_viewport()
+        # more than a page of them at once: there is no gap before them
+        for number in range(60, 111):
+            await store.turn("chat-long", text=f"Answer {number}")
+        await page.clock.fast_forward(4_000)
+        await expect(viewer(page).get_by_text("Answer 110")).to_be_attached()
+        await expect(viewer(page).get_by_role("article")).to_have_count(50)
+        await action(page, "Earlier turns").click()
+        await expect(viewer(page).get_by_role("article")).to_have_count(111)
 
 
 async def test_bulk_retirement(browser: Browser, store: rig.Store) -> None:
@@ -532,6 +703,22 @@ async def test_below_a_mount_point(browser: Browser, store: rig.Store) -> None:
         await page.get_by_role("dialog").get_by_role("button", name="Retire").click()
         await expect(page.get_by_text("No sessions in this store yet")).to_be_visible()
     assert 0 == len(await store.raw("SELECT id FROM tasks"))
+
+
+async def test_at_400_percent(browser: Browser, demo: Demo) -> None:
+    """On 1280 x 1024 pixels at 400 % nothing lies beside the window, and nothing that stays covers rows or turns."""
+    async with page_in(browser, demo.lines["console"], viewport={"width": 320, "height": 256}) as page:
+        await page.get_by_role("button", name="Select").click()
+        for name in ("chat-deploy-canary", "chat-billing-export", "chat-load-test"):
+            await row(page, name).get_by_role("checkbox").check()
+        await page.get_by_role("button", name="Done", exact=True).click()
+        await row(page, "chat-trip-lisbon").get_by_role("button").click()
+        await expect(page.get_by_role("complementary")).to_be_visible()
+        turns = await viewer(page).get_by_role("region", name="Turns").bounding_box()
+        assert turns is not None
+        assert turns["height"] > 128
+        assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert await page.evaluate("document.documentElement.scrollHeight <= innerHeight")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -287,6 +287,11 @@ async def test_a_dismissed_session(console: Console) -> None:
     assert ["chat-a", ID] == (await console.run("boot"))["index"]
 
 
+async def test_dismissals_in_two_tabs(console: Console) -> None:
+    """What one tab dismisses stays dismissed when another, which was opened before, dismisses something else."""
+    assert [True, True] == await console.run("dismissInTabs", ids=[ID, "chat-a"])
+
+
 async def test_a_dismissal_ends_before_the_read(console: Console) -> None:
     """A session whose opening fails is no longer dismissed: the next boot hydrates it."""
     await turns(console.store, ID)
@@ -323,8 +328,10 @@ async def test_a_foreign_storage(console: Console) -> None:
     for text in ("{", "null", "5", '{"version":1,"value":5}', f'{{"version":2,"value":{{"id":"{ID}"}}}}'):
         told = await console.run("stored", items={key: text, "other": "5"})
         assert {"here": [], "keys": [key, "other"]} == told
-    told = await console.run("stored", items={"a2a-sidecar/dismissed": "5"}, sessions=[{"id": ID, "messages": []}])
-    assert [ID] == told["here"]
+    for text in ("5", '{"version":1,"value":5}'):
+        items = {f"a2a-sidecar/dismissed/{ID}": text}
+        told = await console.run("stored", items=items, sessions=[{"id": ID, "messages": []}])
+        assert [ID] == told["here"]
 
 
 async def test_sessions_are_replaced(console: Console) -> None:

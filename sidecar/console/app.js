@@ -12,8 +12,10 @@ import { count, stateWords } from "./words.js";
 const POLL_SECONDS = 4;
 const RETRY_SECONDS = 8;
 const NOTICE_MS = 6_000;
+const READING_MS_PER_CHARACTER = 100;
 const LINK = "#token=";
 const REFUSED = [400, 401, 403];
+const TOKEN_FORM = /^[\w.~+/-]+=*$/;
 const TOKEN = "a2a-sidecar/token";
 const THEME = "a2a-sidecar/theme";
 const ROWS = 50;
@@ -26,7 +28,8 @@ let noticeTimer = 0;
 function notify(text) {
   find("notice").textContent = text;
   clearTimeout(noticeTimer);
-  noticeTimer = setTimeout(() => (find("notice").textContent = ""), NOTICE_MS);
+  const shownFor = Math.max(NOTICE_MS, text.length * READING_MS_PER_CHARACTER);
+  noticeTimer = setTimeout(() => (find("notice").textContent = ""), shownFor);
 }
 
 /** Live regions speak when their text is set: so it is set when it changes only. */
@@ -68,6 +71,7 @@ function start(client) {
       ]);
       // what was read before a deletion is not shown after it
       if (mine !== polled) return;
+      if (older.isPaged) Object.assign(older, behind([...newest.sessions, ...older.rows], ofAll.sessions));
       [newest, parked, readAt] = [ofAll, ofParked, new Date()];
       if (!older.isPaged) older.next = newest.next;
       draw();
@@ -122,11 +126,14 @@ function start(client) {
   function deleted(id, wasRetired) {
     labels.forget(id);
     if (wasRetired) gone.add(id);
-    viewer.close();
-    delete find("panes").dataset.open;
-    results.leave();
+    const isOpen = viewer.openId() === id; // another may have been opened before the answer came
+    if (isOpen) {
+      viewer.close();
+      delete find("panes").dataset.open;
+      results.leave();
+    }
     draw();
-    list.focus();
+    if (isOpen) list.focus();
     poll();
   }
 
@@ -146,16 +153,20 @@ function start(client) {
     poll();
   }
 
-  find("older").onclick = async () => {
+  async function loadOlder() {
+    find("older").onclick = null; // a page is asked for once
     try {
       const page = await client.sessions({ limit: ROWS, cursor: older.next });
       Object.assign(older, { rows: [...older.rows, ...page.sessions], next: page.next, isPaged: true });
       draw();
+      list.focus(page.sessions[0]?.session_id);
     } catch (error) {
       notify(textOf(error));
     }
-  };
+    find("older").onclick = loadOlder;
+  }
 
+  find("older").onclick = loadOlder;
   document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : poll()));
   document.addEventListener("keydown", (event) => {
     const isTyping = event.target.matches("input, dialog *");
@@ -173,12 +184,23 @@ function start(client) {
   poll();
 }
 
+/** The rows behind a new first page that ends at a row of theirs; else there may be others between, and none stays. */
+function behind(rows, page) {
+  const end = page.at(-1);
+  const at = rows.findIndex((row) => row.session_id === end?.session_id && row.last_updated === end.last_updated);
+  const first = idsOf(page);
+  const rest = rows.slice(at + 1).filter((row) => !first.has(row.session_id));
+  return at < 0 ? { rows: [], isPaged: false } : { rows: rest };
+}
+
 async function signIn(token) {
-  const client = connect({ base: new URL(".", document.baseURI), token });
-  const error = await client.sessions({ limit: 1 }).then(() => null, (problem) => problem);
-  if (REFUSED.includes(error?.status)) {
+  find("submit").disabled = true;
+  const { content: workspace } = document.querySelector("meta[name=workspace]");
+  const client = connect({ base: new URL(".", document.baseURI), token, workspace });
+  const refusal = TOKEN_FORM.test(token) ? await refusalOf(client) : "Token refused: no token has such characters";
+  if (refusal) {
     sessionStorage.removeItem(TOKEN);
-    showSignIn(error.status === 401 ? "Token refused (401)" : textOf(error));
+    showSignIn(refusal);
     return;
   }
   sessionStorage.setItem(TOKEN, token);
@@ -188,7 +210,15 @@ async function signIn(token) {
   start(client);
 }
 
+/** Why the sidecar does not take the client's token; "" where it does, or where it does not answer now. */
+async function refusalOf(client) {
+  const error = await client.sessions({ limit: 1 }).then(() => null, (problem) => problem);
+  if (!REFUSED.includes(error?.status)) return "";
+  return error.status === 401 ? "Token refused (401)" : textOf(error);
+}
+
 function showSignIn(refusal = "") {
+  find("submit").disabled = false;
   find("sign-in").hidden = false;
   find("refused").textContent = refusal;
   find("token").select();

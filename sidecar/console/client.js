@@ -1,5 +1,13 @@
 // Speaks the sidecar's HTTP interface with one token; it keeps no answer and touches no page.
 
+/** The member of a turn that holds its JSON as the sidecar sent it: parsed and written again, 27.0 would be 27. */
+export const STORED = Symbol("stored");
+
+// the longest answers, over a slow line; a sidecar that hangs is one that cannot be reached
+const PATIENCE_MS = 60_000;
+// in `{"turns":[{`
+const TURN_DEPTH = 3;
+
 /**
  * An answer's parsed body with its validator and the cursor of the page behind it.
  * @typedef {Object} Answer
@@ -25,18 +33,25 @@ export function connect({ base, token, workspace = "default", fetch = globalThis
   const sessionsPath = "api/chat/sessions";
   const workspacePath = `agent_api/v1/workspaces/${encodeURIComponent(workspace)}`;
 
-  async function ask(path, { method = "GET", query = {}, last = null, signal } = {}) {
+  async function ask(path, { method = "GET", query = {}, last = null, signal, parse = JSON.parse } = {}) {
     const headers = { Authorization: `Bearer ${token}`, ...(last?.etag && { "If-None-Match": last.etag }) };
     // no transcript is left in the browser's cache
-    const request = { method, headers, signal, cache: "no-store", credentials: "omit", redirect: "error" };
-    const response = await fetch(urlOf(path, query), request).catch((error) => {
+    const request = { method, headers, cache: "no-store", credentials: "omit", redirect: "error" };
+    const [response, text] = await answerTo(urlOf(path, query), request, signal).catch((error) => {
       if (signal?.aborted) throw error;
       throw new Problem({ code: "unreachable", status: 0, detail: "Can't reach the sidecar" });
     });
     if (response.status === 304 && last) return last;
-    const body = await response.json().catch(() => ({}));
-    if (!response.ok) throw refusal(response, body);
+    const body = parsed(text, parse);
+    if (!response.ok || !body) throw refusal(response, body);
     return { ...body, etag: response.headers.get("ETag"), next: nextCursor(response.headers.get("Link")) };
+  }
+
+  /** The whole answer: one that breaks off is none. */
+  async function answerTo(url, request, given) {
+    const signal = AbortSignal.any([AbortSignal.timeout(PATIENCE_MS), ...(given ? [given] : [])]);
+    const response = await fetch(url, { ...request, signal });
+    return [response, await response.text()];
   }
 
   function urlOf(path, query = {}) {
@@ -50,9 +65,14 @@ export function connect({ base, token, workspace = "default", fetch = globalThis
     sessions: ({ parked, limit, cursor, last, signal } = {}) =>
       ask(sessionsPath, { query: { parked: parked || null, limit, cursor }, last, signal }),
 
-    /** The newest turns, ascending. @returns {Promise<Answer & {turns: object[]}>} */
+    /** The newest turns, ascending, each with its STORED text. @returns {Promise<Answer & {turns: object[]}>} */
     turns: (id, { limit, cursor, order, last, signal } = {}) =>
-      ask(`${sessionsPath}/${encodeURIComponent(id)}/turns`, { query: { limit, cursor, order }, last, signal }),
+      ask(`${sessionsPath}/${encodeURIComponent(id)}/turns`, {
+        query: { limit, cursor, order },
+        last,
+        signal,
+        parse: parseTurns,
+      }),
 
     /** One session's row with `last_state` and `live_task_id`. */
     summary: (id, { last, signal } = {}) => ask(`${sessionsPath}/${encodeURIComponent(id)}`, { last, signal }),
@@ -80,6 +100,39 @@ export function connect({ base, token, workspace = "default", fetch = globalThis
   };
 }
 
+function parsed(text, parse) {
+  try {
+    return parse(text);
+  } catch {
+    return null;
+  }
+}
+
+function parseTurns(text) {
+  const body = JSON.parse(text);
+  const texts = textsAt(TURN_DEPTH, text);
+  for (const turn of body.turns ?? []) turn[STORED] = texts.next().value;
+  return body;
+}
+
+/** The text of each object and array that is nested so deep in a JSON text. */
+function* textsAt(wanted, json) {
+  let depth = 0;
+  let start = 0;
+  let isInString = false;
+  for (const { 0: sign, index } of json.matchAll(/\\.|["[\]{}]/g)) {
+    if (sign === '"') isInString = !isInString;
+    else if (isInString) continue;
+    else if (sign === "{" || sign === "[") {
+      depth += 1;
+      if (depth === wanted) start = index;
+    } else {
+      if (depth === wanted) yield json.slice(start, index + 1);
+      depth -= 1;
+    }
+  }
+}
+
 function nextCursor(link) {
   const target = /<([^>]*)>; rel="next"/.exec(link ?? "")?.[1];
   return target ? new URL(target, "http://link.invalid").searchParams.get("cursor") : null;
@@ -87,9 +140,9 @@ function nextCursor(link) {
 
 function refusal(response, body) {
   return new Problem({
-    code: body.code ?? "no_problem_document",
+    code: body?.code ?? "no_problem_document",
     status: response.status,
-    detail: body.detail ?? `The answer was ${response.status} ${response.statusText}`,
+    detail: body?.detail ?? `The answer was ${response.status} ${response.statusText} and not the sidecar's`,
     retryAfter: Number(response.headers.get("Retry-After")) || 0,
   });
 }

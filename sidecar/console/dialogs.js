@@ -40,6 +40,8 @@ function warning(text) {
 }
 
 function ask(heading, action, paragraphs) {
+  // what is confirmed is what was read: a second question does not take the place of one that is open
+  if (dialog.open) return Promise.resolve(false);
   dialog.returnValue = "";
   dialog.replaceChildren(
     element("h2", { id: "confirm-heading" }, ...heading),

@@ -10,6 +10,7 @@ const CONTROL = new RegExp(`[${BIDI}]`, "g");
 // an address ends before the punctuation of its sentence
 const LINK_OR_CONTROL = new RegExp(`https?://[^\\s<>"'${BIDI}]*[^\\s<>"'${BIDI}.,;:!?)\\]}。，）]|[${BIDI}]`, "gi");
 const SHOWN_AT_ONCE = 20_000;
+const shownWhole = new WeakSet();
 
 /**
  * An element with properties, `data` attributes, attributes whose names hold a hyphen, and children.
@@ -75,7 +76,7 @@ function visibleControl(character) {
   return element("span", { className: "control", title: `U+${code}` }, BIDI_NAMES[character]);
 }
 
-/** Text without its bidirectional controls, for attributes and file names, where they cannot be shown. */
+/** Text without its bidirectional controls, for attributes, where they cannot be shown. */
 export function plain(text) {
   return text.replace(CONTROL, "\ufffd");
 }
@@ -84,21 +85,52 @@ export function plain(text) {
  * A block of transcript text in its own direction and, where its script tells, its language; a long one in two steps.
  * @param {string} text
  * @param {string} className
+ * @param {HTMLElement} [known]  The block of an earlier state of the text, to be kept.
  */
-export function transcript(text, className) {
-  const block = element("div", { className, dir: "auto" });
+export function transcript(text, className, known) {
+  const block = known ?? element("div", { className, dir: "auto" });
   const lang = languageOf(text);
   if (lang) block.lang = lang;
-  block.append(linked(text.slice(0, SHOWN_AT_ONCE)));
-  if (text.length > SHOWN_AT_ONCE) {
-    const more = button(`Show all ${text.length.toLocaleString("en")} characters`, () => {
-      block.replaceChildren(linked(text));
-      block.tabIndex = -1;
-      block.focus();
-    });
-    block.append("… ", more);
+  if (text.length <= SHOWN_AT_ONCE || shownWhole.has(block)) {
+    update(block, linked(text));
+    return block;
   }
+  const more = button(`Show all ${text.length.toLocaleString("en")} characters`, () => {
+    shownWhole.add(block);
+    block.replaceChildren(linked(text));
+    block.tabIndex = -1;
+    block.focus();
+  });
+  const start = linked(text.slice(0, SHOWN_AT_ONCE));
+  start.append("… ", more);
+  update(block, start);
   return block;
+}
+
+/**
+ * Gives a parent other children and keeps those that are the same, or text that only grew: what is selected stays so.
+ * @param {HTMLElement} parent
+ * @param {DocumentFragment} fresh
+ */
+export function update(parent, fresh) {
+  const wanted = [...fresh.childNodes];
+  while (parent.childNodes.length > wanted.length) parent.lastChild.remove();
+  wanted.forEach((node, at) => {
+    const old = parent.childNodes[at];
+    if (!old) parent.append(node);
+    else if (isGrown(old, node)) old.appendData(node.data.slice(old.length));
+    else if (!old.isEqualNode(node)) replace(old, node);
+  });
+}
+
+function isGrown(old, node) {
+  return old.nodeType === Node.TEXT_NODE && node.nodeType === Node.TEXT_NODE && node.data.startsWith(old.data);
+}
+
+function replace(old, node) {
+  const hadFocus = old === document.activeElement;
+  old.replaceWith(node);
+  if (hadFocus) node.focus({ preventScroll: true });
 }
 
 function languageOf(text) {
@@ -123,7 +155,8 @@ export function keyed(parent, items, keyOf, render) {
     child.dataset.key = keyOf(item);
     return child;
   });
-  for (const child of [...parent.children]) if (!wanted.includes(child)) child.remove();
+  const staying = new Set(wanted);
+  for (const child of [...parent.children]) if (!staying.has(child)) child.remove();
   wanted.forEach((child, at) => {
     if (parent.children[at] !== child) parent.insertBefore(child, parent.children[at] ?? null);
   });

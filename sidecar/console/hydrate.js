@@ -122,13 +122,15 @@ export async function clearHistory(id, { client, local }) {
 /**
  * The sessions of this browser, and the ids that were dismissed. A full or refusing storage leaves them in memory.
  * @param {Storage|null} storage
- * @param {string} [prefix]  Of the keys: one a session, `PREFIXsession/ID`, and `PREFIXdismissed`.
+ * @param {string} [prefix]  Of the keys: one a session, `PREFIXsession/ID`, and one a dismissal, `PREFIXdismissed/ID`.
  */
 export function createLocal(storage, prefix = "a2a-sidecar/") {
   const sessions = new Map();
   const absent = new Map();
   const key = (id) => `${prefix}session/${id}`;
-  const dismissed = new Set(load(storage, `${prefix}dismissed`) ?? []);
+  // a key each: a list would undo what another tab dismisses
+  const dismissal = (id) => `${prefix}dismissed/${id}`;
+  const dismissed = new Set(); // those that the storage did not take
   for (const name of keys(storage, key(""))) {
     const session = load(storage, name);
     if (name === key(session?.id)) sessions.set(session.id, Object.freeze(session));
@@ -144,11 +146,6 @@ export function createLocal(storage, prefix = "a2a-sidecar/") {
     sessions.delete(id);
     absent.set(id, {});
     drop(storage, key(id));
-  };
-  const mark = (id, isDismissed) => {
-    if (isDismissed) dismissed.add(id);
-    else dismissed.delete(id);
-    save(storage, `${prefix}dismissed`, [...dismissed]);
   };
 
   return {
@@ -167,12 +164,15 @@ export function createLocal(storage, prefix = "a2a-sidecar/") {
     /** Closes a session that goes on: it is not hydrated again. @param {string} id */
     dismiss: (id) => {
       remove(id);
-      mark(id, true);
+      if (!save(storage, dismissal(id), true)) dismissed.add(id);
     },
     /** @param {string} id */
-    undismiss: (id) => mark(id, false),
+    undismiss: (id) => {
+      dismissed.delete(id);
+      drop(storage, dismissal(id));
+    },
     /** @param {string} id */
-    isDismissed: (id) => dismissed.has(id),
+    isDismissed: (id) => dismissed.has(id) || load(storage, dismissal(id)) === true,
   };
 }
 

@@ -35,14 +35,16 @@ export function createLabels(client, onLearned) {
       const { last_state: state } = row.last_state ? row : await client.summary(id);
       known.set(id, { title, state, version: versionOf(row) });
       onLearned();
-    } catch {
-      // the row shows its id
+    } catch (error) {
+      // the row shows its id; where the sidecar was not reached it is asked again
+      if (!error.status) known.set(id, { ...before });
     }
     running -= 1;
     if (queue.size) work();
   }
 
   async function titleOf(id) {
+    // null where the token may not search
     const window = await client.window(id, { limit: 1 }).catch(() => null);
     if (window?.conversation.title) return window.conversation.title;
     const { turns } = await client.turns(id, { limit: 1 });

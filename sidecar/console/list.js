@@ -1,6 +1,6 @@
 // Draws the session rows, those that wait first, and lets some be selected; it reads nothing from the sidecar.
 
-import { arrowKeys, element, keyed, visible } from "./dom.js";
+import { arrowKeys, element, keyed, plain, visible } from "./dom.js";
 import { count, exact, relative, stateWords } from "./words.js";
 
 const WAITING_AT_FIRST = 20;
@@ -77,7 +77,7 @@ export function createList({ labels, onOpen, onRetire }) {
   }
 
   function newRow({ session_id: id }) {
-    const pick = element("input", { type: "checkbox", "aria-label": `Select ${id}` });
+    const pick = element("input", { type: "checkbox", "aria-label": `Select ${plain(id)}` });
     pick.onchange = () => {
       selected[pick.checked ? "add" : "delete"](id);
       drawSelection();

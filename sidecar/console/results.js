@@ -13,6 +13,7 @@ const TYPING_MS = 250;
  */
 export function createResults({ client, onOpen, onLeave }) {
   const [form, query, pane, index] = ["search", "query", "results", "index"].map((id) => document.getElementById(id));
+  const status = document.getElementById("found");
   const [heading, list, more] = ["h2", "ul", ".wide"].map((selector) => pane.querySelector(selector));
   const settle = arrowKeys(pane, ".row");
   let pending = null;
@@ -32,11 +33,16 @@ export function createResults({ client, onOpen, onLeave }) {
     try {
       const answer = await client.search(words, { after, signal });
       if (!after) list.replaceChildren();
-      list.append(...answer.matches.map((match) => hit(match, patternOf(words, answer.query_lexemes))));
+      const hits = answer.matches.map((match) => hit(match, patternOf(words, answer.query_lexemes)));
+      list.append(...hits);
       const { next_after: next } = answer.pagination;
       heading.textContent = told(list.children.length, next, answer);
       more.hidden = !next;
-      more.onclick = () => page(words, signal, next);
+      more.onclick = () => {
+        more.onclick = null; // a page is asked for once
+        page(words, signal, next);
+      };
+      if (after) hits[0]?.querySelector(".row").focus();
     } catch (error) {
       if (signal.aborted) return;
       list.replaceChildren();
@@ -45,6 +51,7 @@ export function createResults({ client, onOpen, onLeave }) {
     }
     pane.hidden = false;
     index.hidden = true;
+    status.textContent = heading.textContent;
     settle();
   }
 
@@ -69,6 +76,7 @@ export function createResults({ client, onOpen, onLeave }) {
     pane.hidden = true;
     index.hidden = false;
     list.replaceChildren();
+    status.textContent = "";
     onLeave();
   }
 

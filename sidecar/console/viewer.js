@@ -1,7 +1,8 @@
 // Shows one session's turns and follows them; it keeps nothing of a session that is no longer open.
 
+import { STORED } from "./client.js";
 import { confirmClear, confirmRetire } from "./dialogs.js";
-import { button, element, keyed, linked, plain, transcript, visible } from "./dom.js";
+import { button, element, keyed, linked, transcript, update, visible } from "./dom.js";
 import { canClear } from "./hydrate.js";
 import { rebuild } from "./transcript.js";
 import { choices, count, exact, fileWords, relative, span, stateWords, stepWords } from "./words.js";
@@ -22,7 +23,7 @@ const TITLE_CHARACTERS = 80;
 export function createViewer({ pane, client, titleOf, notify, onClose, onDeleted }) {
   /**
    * `earlier` is the cursor of the turns before those that are here, `last` the last answer about the newest ones.
-   * @type {{id: string, turns: object[], earlier: string | null, hasPaged: boolean, last: object | null,
+   * @type {{id: string, turns: object[], earlier: string | null, last: object | null,
    *   reading: Promise<void> | null} | null}
    */
   let session = null;
@@ -30,7 +31,7 @@ export function createViewer({ pane, client, titleOf, notify, onClose, onDeleted
 
   /** Opens a session at its newest turn, or at the turn that is named. */
   async function open(id, turnId) {
-    const opened = { id, turns: [], earlier: null, hasPaged: false, last: null, reading: null };
+    const opened = { id, turns: [], earlier: null, last: null, reading: null };
     session = opened;
     parts = frame(id);
     parts.heading.focus({ preventScroll: true });
@@ -52,8 +53,9 @@ export function createViewer({ pane, client, titleOf, notify, onClose, onDeleted
     const page = await client.turns(opened.id, { limit: PAGE, order: "created", last: opened.last });
     if (session !== opened) return;
     opened.last = page;
-    opened.turns = page.next ? [...before(opened.turns, page.turns), ...page.turns] : page.turns;
-    if (!opened.hasPaged) opened.earlier = page.next;
+    const kept = page.next ? before(opened.turns, page.turns) : [];
+    opened.turns = [...kept, ...page.turns];
+    if (!kept.length) opened.earlier = page.next;
     draw();
   }
 
@@ -61,11 +63,15 @@ export function createViewer({ pane, client, titleOf, notify, onClose, onDeleted
     const opened = session;
     const page = await client.turns(opened.id, { limit: MOST, order: "created", cursor: opened.earlier });
     if (session !== opened) return;
-    Object.assign(opened, { hasPaged: true, earlier: page.next });
-    opened.turns = [...before(page.turns, opened.turns), ...opened.turns];
+    opened.earlier = page.next;
+    const ids = idsOf(opened.turns);
+    opened.turns = [...page.turns.filter((turn) => !ids.has(turn.task_id)), ...opened.turns];
     const fromEnd = parts.turns.scrollHeight - parts.turns.scrollTop;
     draw();
     parts.turns.scrollTop = parts.turns.scrollHeight - fromEnd;
+    // the button that was pressed is gone with the last of them
+    const { earlier, turns } = parts;
+    if (earlier.hidden && earlier.contains(document.activeElement)) turns.focus({ preventScroll: true });
   }
 
   function close() {
@@ -76,7 +82,8 @@ export function createViewer({ pane, client, titleOf, notify, onClose, onDeleted
   function frame(id) {
     const heading = element("h2", { tabIndex: -1, dir: "auto" }, visible(titleOf(id) || id));
     const about = element("span");
-    const clear = button("Clear history", () => attempt(clearHistory), { className: "danger" });
+    // until it is known that nothing waits or runs
+    const clear = button("Clear history", () => attempt(clearHistory), { className: "danger", disabled: true });
     const retire = button("Retire", () => attempt(retireSession), { className: "danger" });
     const earlier = element("div", { className: "earlier" }, button("Earlier turns", () => attempt(loadEarlier)));
     const list = element("div");
@@ -118,7 +125,7 @@ export function createViewer({ pane, client, titleOf, notify, onClose, onDeleted
     const isFirst = !parts.list.children.length;
     const whole = rebuild(turns);
     const firstWords = whole.messages.find(({ role }) => role === "user")?.text ?? "";
-    parts.heading.replaceChildren(visible(titleOf(id) || firstWords.slice(0, TITLE_CHARACTERS) || id));
+    update(parts.heading, visible(titleOf(id) || firstWords.slice(0, TITLE_CHARACTERS) || id));
     parts.about.textContent = aboutTurns(turns, earlier);
     parts.earlier.hidden = !earlier;
     parts.clear.disabled = !canClear(whole);
@@ -179,12 +186,13 @@ export function createViewer({ pane, client, titleOf, notify, onClose, onDeleted
     let cursor = null;
     do {
       const page = await client.turns(id, { limit: MOST, order: "created", cursor });
-      turns.unshift(...page.turns);
+      turns.unshift(...page.turns.map((turn) => turn[STORED]));
       cursor = page.next;
     } while (cursor);
-    const file = new Blob([JSON.stringify({ session_id: id, turns }, null, 2)], { type: "application/json" });
+    const json = `{"session_id":${JSON.stringify(id)},"turns":[\n${turns.join(",\n")}\n]}\n`;
+    const file = new Blob([json], { type: "application/json" });
     const href = URL.createObjectURL(file);
-    element("a", { href, download: `${plain(id).replace(/[^\p{L}\p{N}._-]/gu, "_")}.json` }).click();
+    element("a", { href, download: `${id.replace(/[^\p{L}\p{N}._-]/gu, "_")}.json` }).click();
     setTimeout(() => URL.revokeObjectURL(href), 60_000);
   }
 
@@ -209,10 +217,15 @@ export function createViewer({ pane, client, titleOf, notify, onClose, onDeleted
   return { open, refresh, close, openId: () => session?.id ?? null };
 }
 
-/** Those of `turns` that stand before the first of `later` and are not among it. */
+/** Those of `turns` that stand before the first of `later` and are not among it; none where it is not among them. */
 function before(turns, later) {
-  const ids = new Set(later.map((turn) => turn.task_id));
-  return turns.filter((turn) => !ids.has(turn.task_id));
+  const ids = idsOf(later);
+  const first = turns.findIndex((turn) => turn.task_id === later[0].task_id);
+  return turns.slice(0, Math.max(first, 0)).filter((turn) => !ids.has(turn.task_id));
+}
+
+function idsOf(turns) {
+  return new Set(turns.map((turn) => turn.task_id));
 }
 
 function aboutTurns(turns, earlier) {
@@ -229,16 +242,14 @@ function renderTurn(turn, old) {
   const drawn = articles.get(article);
   const { body, time, chip, raw } = drawn;
   time.textContent = relative(turn.last_updated);
-  if (drawn.turn === turn) return article;
+  const stored = drawn.turn?.[STORED];
   drawn.turn = turn;
-  const source = JSON.stringify(turn, null, 2);
-  if (drawn.source === source) return article;
-  drawn.source = source;
+  if (stored === turn[STORED]) return article;
   const { word, kind } = stateWords(turn.state);
   Object.assign(chip, { textContent: word }).dataset.state = kind;
   Object.assign(time, { dateTime: turn.last_updated ?? "", title: exact(turn.last_updated) });
-  keyed(body, blocksOf(turn, kind), (block) => block.key, (block, known) => block.render(known));
-  raw.textContent = raw.hidden ? "" : source;
+  keyed(body, blocksOf(turn, kind), (block) => block.key, renderBlock);
+  raw.textContent = raw.hidden ? "" : turn[STORED];
   return article;
 }
 
@@ -251,7 +262,7 @@ function turnFrame(turn) {
     "Raw",
     () => {
       raw.hidden = !raw.hidden;
-      raw.textContent = raw.hidden ? "" : articles.get(article).source;
+      raw.textContent = raw.hidden ? "" : articles.get(article).turn[STORED];
       toggle.setAttribute("aria-expanded", String(!raw.hidden));
     },
     { className: "quiet", "aria-expanded": "false", title: "The stored JSON of this turn" },
@@ -259,33 +270,45 @@ function turnFrame(turn) {
   const id = element("span", { className: "id", title: "Task id" }, visible(turn.task_id));
   const line = element("footer", { className: "line" }, chip, time, id, toggle);
   const article = element("article", { className: "turn", tabIndex: -1 }, body, line, raw);
-  articles.set(article, { body, chip, time, raw, turn: null, source: "" });
+  articles.set(article, { body, chip, time, raw, turn: null });
   return article;
+}
+
+const sources = new WeakMap();
+
+/** A part of a turn; its node stays as it is while what it shows does. */
+function renderBlock({ shown, render }, known) {
+  const source = JSON.stringify(shown);
+  if (known && sources.get(known) === source) return known;
+  const block = render(known);
+  sources.set(block, source);
+  return block;
 }
 
 /** What a turn shows, from top to bottom; a block keeps its key while the turn grows. */
 function blocksOf(turn, kind) {
   const { messages } = rebuild([turn]);
   const blocks = messages.flatMap((message) => {
-    if (message.role === "user") return [{ key: message.id, render: () => said(message) }];
+    if (message.role === "user") return [{ key: message.id, shown: message, render: () => said(message) }];
     return workBlocks(message).map((block) => ({ ...block, key: `${message.id}/${block.key}` }));
   });
   if (kind !== "works") return blocks;
-  return [...blocks, { key: "partial", render: () => note("Still running: this is a partial answer.") }];
+  return [...blocks, noteBlock("partial", "Still running: this is a partial answer.")];
 }
 
 function workBlocks({ steps, text, parts, question, reason, omitted }) {
   return [
-    steps.length && { key: "steps", render: (known) => stepList(steps, known) },
-    text && { key: "text", render: () => transcript(text, "answer") },
-    parts.length && { key: "files", render: () => fileList(parts) },
-    question?.text && { key: "question", render: () => transcript(question.text, "asked") },
-    reason && { key: "reason", render: () => transcript(reason, "reason") },
-    omitted.length && {
-      key: "omitted",
-      render: () => note(`Not shown: ${omitted.join(", ")}, which is too large or no valid JSON.`),
-    },
+    steps.length && { key: "steps", shown: steps, render: (known) => stepList(steps, known) },
+    text && { key: "text", shown: text, render: (known) => transcript(text, "answer", known) },
+    parts.length && { key: "files", shown: parts, render: () => fileList(parts) },
+    question?.text && { key: "question", shown: question.text, render: () => transcript(question.text, "asked") },
+    reason && { key: "reason", shown: reason, render: () => transcript(reason, "reason") },
+    omitted.length && noteBlock("omitted", `Not shown: ${omitted.join(", ")}, which is too large or no valid JSON.`),
   ].filter(Boolean);
+}
+
+function noteBlock(key, text) {
+  return { key, shown: text, render: () => note(text) };
 }
 
 function note(text) {
@@ -308,9 +331,12 @@ function stepList(steps, known) {
     const [name, detail] = stepWords(step);
     return element("li", { dir: "auto" }, element("b", {}, visible(name)), " ", linked(detail));
   });
-  const summary = details.firstElementChild ?? element("summary");
+  if (!known) details.append(element("summary"), element("ol"));
+  const [summary, list] = details.children;
   summary.textContent = count(steps.length, "step");
-  details.replaceChildren(summary, element("ol", {}, ...items));
+  const fresh = document.createDocumentFragment();
+  fresh.append(...items);
+  update(list, fresh);
   return details;
 }
 

@@ -149,6 +149,12 @@ export async function dismissAndBoot({ token, id }) {
   return boot({ token });
 }
 
+export function dismissInTabs({ ids }) {
+  const tabs = ids.map(() => createLocal(localStorage));
+  ids.forEach((id, place) => tabs[place].dismiss(id));
+  return ids.map((id) => createLocal(localStorage).isDismissed(id));
+}
+
 export async function restoreDismissed({ token, id, failing = [] }) {
   const local = createLocal(localStorage);
   const restoring = restoreDismissedSession(id, { client: clientOf(token, watched({ failing }).fetch), local });
