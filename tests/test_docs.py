@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -98,14 +99,35 @@ async def model() -> AsyncIterator[dict[str, str]]:
         yield {"SIDECAR_MODEL_URL": server.url, "SIDECAR_MODEL": "small"}
 
 
-@pytest.fixture
-def demo(tmp_path: Path, model: dict[str, str]) -> Iterator[tuple[Path, str]]:
-    """The demo as `make demo` starts it, on a free port: its folder and the sidecar's address."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "sidecar", "demo", "--folder", str(tmp_path), "--port", str(port)]
+class Demo(NamedTuple):
+    """A running demo: its folder, the sidecar's address, and where its commands are."""
+
+    folder: Path
+    address: str
+    commands: Path
+
+
+@pytest.fixture(params=["here", "in a fresh clone"])
+def demo(request: pytest.FixtureRequest, full: bool, tmp_path: Path, model: dict[str, str]) -> Iterator[Demo]:
+    """The demo as `make demo` starts it, on a free port; with --full `make demo` itself, as on a new machine."""
+    if request.param == "here":
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        command = [sys.executable, "-m", "sidecar", "demo", "--folder", str(tmp_path), "--port", str(port)]
+        commands, folder = Path(sys.executable).parent, ROOT
+    elif not full:
+        pytest.skip("it installs everything: --full")
+    else:
+        subprocess.run(["git", "clone", "--quiet", ROOT, tmp_path], check=True)
+        command, commands, folder = ["make", "demo"], tmp_path / ".venv/bin", tmp_path
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, **model}
+        command,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, **model},
+        start_new_session=True,
     ) as process:
         assert process.stdout is not None
         try:
@@ -115,29 +137,28 @@ def demo(tmp_path: Path, model: dict[str, str]) -> Iterator[tuple[Path, str]]:
                     address = line.split()[1]
                 if line.startswith("Ctrl-C"):
                     break
-            yield tmp_path, address
+            yield Demo(tmp_path, address, commands)
         finally:
-            process.send_signal(signal.SIGINT)
+            os.killpg(process.pid, signal.SIGINT)
             process.wait(15)
 
 
-async def test_console_blocks_show_what_happens(demo: tuple[Path, str]) -> None:
+async def test_console_blocks_show_what_happens(demo: Demo) -> None:
     """Each command, run in order against the demo, prints what the README shows; `…` stands for any text."""
-    folder, address = demo
     script, expected = ["set -e"], []
     for block in blocks("console"):
         for line in block.splitlines():
             if line.startswith("$ "):
-                script += [line.removeprefix("$ ").replace("http://127.0.0.1:8765", address), "echo; echo ----"]
+                script += [line.removeprefix("$ ").replace("http://127.0.0.1:8765", demo.address), "echo; echo ----"]
                 expected.append("")
             else:
                 expected[-1] += line + "\n"
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment = {**os.environ, "PATH": f"{demo.commands}:{os.environ['PATH']}"}
     started = time.monotonic()
     done = await asyncio.to_thread(
         subprocess.run,
         ["bash", "-c", "\n".join(script)],
-        cwd=folder,
+        cwd=demo.folder,
         env=environment,
         capture_output=True,
         text=True,

@@ -11,6 +11,7 @@ import pytest
 
 from sidecar.app import create_app
 from tests import rig
+from tests.test_docs import blocks
 from tests.test_passages import NO_USAGE, usage_rows
 from tests.test_paths import Peer, on_sqlite, serving
 
@@ -156,3 +157,18 @@ def test_it_needs_nothing() -> None:
     """No import, and nothing of Node: a page can load it as it is."""
     module = MODULE.read_text("utf-8")
     assert not any(word in module for word in ("import ", "require(", "process.", "node:"))
+
+
+@on_sqlite
+async def test_the_example_of_the_readme(store: rig.Store, tmp_path: Path) -> None:
+    """It runs as it stands, beside a copy of the module."""
+    (example,) = [each for each in blocks("js") if "search.js" in each]
+    await store.turn("chat-trip", prompt=None, text="The hotel is booked.")
+    async with serving(create_app(rig.config_for(store))) as peer:
+        shutil.copy(MODULE, tmp_path)
+        (tmp_path / "package.json").write_text('{"type": "module"}', "utf-8")
+        script = example.replace("http://127.0.0.1:8765", f"http://127.0.0.1:{peer.port}")
+        (tmp_path / "example.js").write_text(f"const token = {json.dumps(rig.TOKEN)};\n{script}", "utf-8")
+        process = await asyncio.create_subprocess_exec(NODE or "", "example.js", cwd=tmp_path, stdout=-1, stderr=-1)
+        told, errors = await process.communicate()
+    assert (0, b"", b"The hotel is booked. chat-trip\n") == (process.returncode, errors, told)
