@@ -8,7 +8,7 @@ demo: $(VENV)/.demo
 	$(RUN)/a2a-sidecar demo
 
 test: $(VENV)/.test
-	$(RUN)/python -m pytest -n 2 --dist loadfile
+	$(RUN)/python -m pytest -n 3 --dist loadfile
 
 check: $(VENV)/.test
 	$(RUN)/ruff check .
