@@ -1,7 +1,7 @@
 """What stands in the store and what would make it better; it reads, creates nothing and looks into no transcript."""
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Literal
 
 from sqlalchemy import ScalarSelect, Table, case, distinct, func, select, text
@@ -11,7 +11,7 @@ from sidecar.errors import ReadOnly, SidecarError, TaskStoreMissing, TombstonesU
 from sidecar.turns import key_columns, key_of
 from sidecar.wire import iso
 from tombstones.prepare import index_bodies, indexes, retirement_obstacle
-from tombstones.state import parse_time
+from tombstones.state import naive_utc, parse_time
 from tombstones.table import CREATED, Shape
 
 PREPARE = "a2a-sidecar prepare"
@@ -146,7 +146,7 @@ async def tombstones(conn: AsyncConnection, shape: Shape, limit: int) -> Tombsto
     newest: list[tuple[str, datetime]] = []
     if retired.name in shape.existing:
         latest = select(retired).order_by(retired.c.retired_at.desc(), retired.c.session_id).limit(limit)
-        newest = [(row.session_id, _utc(row.retired_at)) for row in await conn.execute(latest)]
+        newest = [(row.session_id, naive_utc(row.retired_at)) for row in await conn.execute(latest)]
     return Tombstones(await _count(conn, shape, retired), await _count(conn, shape, cleared), newest)
 
 
@@ -154,8 +154,3 @@ async def _count(conn: AsyncConnection, shape: Shape, table: Table) -> int:
     if table.name not in shape.existing:
         return 0
     return int((await conn.execute(select(func.count()).select_from(table))).scalar_one())
-
-
-def _utc(moment: datetime) -> datetime:
-    """Naive UTC; SQLite gives back what was stored, PostgreSQL the time in the zone of the session."""
-    return moment.astimezone(UTC).replace(tzinfo=None) if moment.tzinfo else moment

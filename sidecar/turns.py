@@ -47,7 +47,7 @@ from sidecar.wire import (
     etag,
     plain,
 )
-from tombstones.state import parse_time, read_status
+from tombstones.state import naive_utc, parse_time, read_status
 from tombstones.table import Shape
 
 Order = Literal["activity", "created"]
@@ -106,7 +106,7 @@ def key_of(row: Any) -> Key:
     if activity is None:
         activity = read_status(row.status).time
     if activity is None and row.created is not None:
-        activity = row.created.astimezone(UTC).replace(tzinfo=None)
+        activity = naive_utc(row.created)
     return Key(row.id, activity, row.created, row.sequence)
 
 

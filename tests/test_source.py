@@ -99,6 +99,7 @@ LEVELS = {
         "sidecar.search.history",
         "sidecar.search.hits",
         "sidecar.search.keyword",
+        "sidecar.search.matching",
         "sidecar.search.neighbours",
         "sidecar.search.places",
         "sidecar.search.ranked",

@@ -71,7 +71,11 @@ def parse_time(text: object) -> datetime | None:
     if not isinstance(text, str):
         return None
     try:
-        time = datetime.fromisoformat(text)
-        return time.astimezone(UTC).replace(tzinfo=None) if time.tzinfo else time
+        return naive_utc(datetime.fromisoformat(text))
     except (ValueError, OverflowError):
         return None
+
+
+def naive_utc(time: datetime) -> datetime:
+    """The time in UTC, without a zone; what has none is UTC already. Raises OverflowError at the ends of time."""
+    return time.astimezone(UTC).replace(tzinfo=None) if time.tzinfo else time

@@ -2,7 +2,7 @@
  * Rebuilds what a chat shows from stored turns, in the spelling of either SDK; it fetches nothing and stores nothing.
  *
  * @typedef {object} Message   One bubble; it has something to show, or there is none.
- * @property {string} id       The wire's own id of what the operator said, else `TASK/said/N`; `TASK/work/N` for work
+ * @property {string} id       The wire's own id of what the operator said, else `TASK/said/N`; `TASK/steps/N` for work
  *   up to an interjection, and `TASK/answer` for the turn's last bubble.
  * @property {string} turn     Its task id.
  * @property {"user"|"assistant"} role
@@ -174,7 +174,7 @@ function bubbles(turn, state, timeline, end) {
     if (step) {
       steps.push(step);
     } else {
-      addWork(`${turn}/work/${place}`, nothing);
+      addWork(`${turn}/steps/${place}`, nothing);
       messages.push({ ...said, id: said.id || `${turn}/said/${place}`, turn, role: "user", derived: true });
     }
   }

@@ -21,6 +21,7 @@ from sidecar.search.evidence import Json, Key
 from sidecar.search.recall_queries import EventsQuery
 from sidecar.turns import moment
 from sidecar.wire import iso
+from tombstones.state import naive_utc
 from tombstones.table import Shape
 
 CEILING = 400
@@ -207,7 +208,7 @@ def _event(row: Any) -> Json:
 
 def utc(time: datetime | None) -> str | None:
     """A time as the answers carry it; one without a zone is UTC already."""
-    return iso(time.astimezone(UTC).replace(tzinfo=None) if time is not None and time.tzinfo else time)
+    return None if time is None else iso(naive_utc(time))
 
 
 def _of_run(draft: Draft, after: int) -> Json:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC
 from typing import Any
 
 from sidecar.search import words
@@ -16,7 +15,7 @@ from sidecar.search.keyword import Hit
 from sidecar.search.queries import HistoryQuery
 from sidecar.turns import moment
 from sidecar.wire import CELLS, iso, plain
-from tombstones.state import read_status
+from tombstones.state import naive_utc, read_status
 
 TEXT_FIELDS = ("prompt", "steers", "content")
 _KEPT_CHARACTERS = FIELD_CHARACTERS + 1  # tells that there is more
@@ -90,15 +89,13 @@ def _left_out(row: Any) -> frozenset[str]:
 
 def _keys(row: Any, registered: Any, *, has_prompt: bool) -> dict[str, Any]:
     first_seen = row.created or moment(registered.first_seen)
-    if first_seen is not None and first_seen.tzinfo is not None:
-        first_seen = first_seen.astimezone(UTC).replace(tzinfo=None)
     return {
         "public_id": plain(row.id),
         "position": registered.position,
         "kind": None if registered.kind is None else plain(registered.kind),
         "role": "user" if has_prompt else "agent",
         "status": read_status(row.status_text).state,
-        "created_at": iso(first_seen),
+        "created_at": None if first_seen is None else iso(naive_utc(first_seen)),
     }
 
 

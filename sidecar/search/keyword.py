@@ -11,14 +11,12 @@ from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
-    ARRAY,
     BigInteger,
     ColumnElement,
     FromClause,
     Integer,
     ScalarSelect,
     Select,
-    Text,
     and_,
     exists,
     literal,
@@ -30,7 +28,8 @@ from sqlalchemy import (
 from sidecar.index import Scope
 from sidecar.reading import STATEMENTS_KEPT, Reading, parameter
 from sidecar.search.entries import FIELDS
-from sidecar.search.index import is_row, lexeme_of, numbers, spelled
+from sidecar.search.index import is_row, numbers
+from sidecar.search.matching import asked, holds
 from tombstones.search_tables import FIELDS_A_TURN
 from tombstones.table import Shape
 
@@ -62,32 +61,21 @@ async def find(
     Neither the lexemes nor the scope's owners, unless these are all, are empty. The newest fields that hold the lexemes
     are looked at, and more of them as long as too few may be seen.
     """
-    asked = _asked(shape, lexemes, scope.owners)
+    wanted = asked(shape, lexemes, scope.owners)
     found: list[Hit] = []
     fields = rows + _FIELDS_MORE
     while True:
         async with conn.planned_anew():  # the rarest words are one field's, the commonest every field's
-            places = await conn.fetch(_places(shape, scope), {**asked, "after": after, "fields": fields})
+            places = await conn.fetch(_places(shape, scope), {**wanted, "after": after, "fields": fields})
         listed: Any = [row.place for row in places]
         reached = listed[-1] if len(listed) == fields else 0
         values = {"places": json.dumps(listed) if shape.sqlite else listed, "after": after, "rows": rows}
-        rows_found = await conn.fetch(_hits(shape, scope), {**asked, **values})
+        rows_found = await conn.fetch(_hits(shape, scope), {**wanted, **values})
         # a title that counts as an older turn than was reached comes later
         found += sorted((_hit(row) for row in rows_found if row.at >= reached), key=lambda hit: -hit.at)
         if len(found) >= rows or not reached:
             return found[:rows]
         after, fields = reached, min(fields * 4, _FIELDS_MOST)
-
-
-def _asked(shape: Shape, lexemes: Iterable[str], owners: frozenset[str] | None) -> dict[str, Any]:
-    """All of the lexemes, and any of the owners."""
-    marks = [lexeme_of(owner) for owner in owners or ()]
-    if not shape.sqlite:
-        return {"wanted": list(lexemes), "owners": marks}
-    tokens, any_of = ([f'"{spelled(each)}"' for each in some] for some in (lexemes, marks))
-    if owners is not None:
-        tokens.append(f"({' OR '.join(any_of)})")
-    return {"wanted": " AND ".join(tokens)}
 
 
 def _hit(row: Any) -> Hit:
@@ -103,9 +91,8 @@ def _is_title(shape: Shape) -> ColumnElement[bool]:
 def _places(shape: Shape, scope: Scope) -> Select[Any]:
     """The newest fields but titles that hold the words, whoever may see them."""
     place = shape.search.place
-    found = select(place.label("place")).where(
-        _holds(shape, scope), ~_is_title(shape), place < parameter("after", BigInteger())
-    )
+    held = (holds(shape, is_narrowed=scope.owners is not None), ~_is_title(shape))
+    found = select(place.label("place")).where(*held, place < parameter("after", BigInteger()))
     return found.order_by(place.desc()).limit(parameter("fields", Integer()))
 
 
@@ -114,7 +101,8 @@ def _hits(shape: Shape, scope: Scope) -> Select[Any]:
     """Those of the fields that may be seen, and the titles that hold the words."""
     place, after = shape.search.place, parameter("after", BigInteger())
     given = numbers(shape, "places")
-    titled = select(place.label("place")).where(_holds(shape, scope), _is_title(shape)).subquery("titled")
+    held = (holds(shape, is_narrowed=scope.owners is not None), _is_title(shape))
+    titled = select(place.label("place")).where(*held).subquery("titled")
     # materialized: whether a turn may be seen is to be asked for these alone
     fields = _turns_at(shape, given.c.value).select_from(given).cte("fields").prefix_with("MATERIALIZED")
     titles = _turns_at(shape, titled.c.place).select_from(titled).cte("titles").prefix_with("MATERIALIZED")
@@ -129,17 +117,6 @@ def _hits(shape: Shape, scope: Scope) -> Select[Any]:
     page_of_titles = page.limit(parameter("rows", Integer())).subquery("page_of_titles")
     both = union_all(texts, select(page_of_titles)).subquery("both")
     return select(both, title_of(shape, scope, both.c.context_id).label("title"))
-
-
-def _holds(shape: Shape, scope: Scope) -> ColumnElement[bool]:
-    """The field holds every lexeme, and was indexed as one of these owners'; whose it is now is looked up later."""
-    lexemes = shape.search.lexemes
-    if shape.sqlite:
-        return lexemes.c[lexemes.name].op("MATCH")(parameter("wanted", Text()))
-    holds: ColumnElement[bool] = lexemes.c.lexemes.op("@>")(parameter("wanted", ARRAY(Text)))
-    if scope.owners is None:
-        return holds
-    return and_(holds, lexemes.c.lexemes.op("&&")(parameter("owners", ARRAY(Text))))
 
 
 def _turns_at(shape: Shape, place: ColumnElement[int]) -> Select[Any]:

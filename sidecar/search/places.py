@@ -31,7 +31,8 @@ from sqlalchemy import (
 from sidecar.index import Scope
 from sidecar.reading import STATEMENTS_KEPT, Reading, parameter
 from sidecar.search.entries import FIELDS
-from sidecar.search.index import is_row, lexeme_of, numbers, spelled
+from sidecar.search.index import is_row, numbers
+from sidecar.search.matching import asked, holds
 from tombstones.search_tables import FIELDS_A_TURN
 from tombstones.table import Shape
 
@@ -64,11 +65,7 @@ async def newest(
 
     within: the first place, and that after the last.
     """
-    values: dict[str, Any] = {"low": within[0], "below": within[1], "rows": rows}
-    if shape.sqlite:
-        values["wanted"] = _matching(term, scope.owners)
-    else:
-        values |= {"wanted": [term], "owners": [lexeme_of(owner) for owner in scope.owners or ()]}
+    values = {"low": within[0], "below": within[1], "rows": rows, **asked(shape, [term], scope.owners)}
     return [row.place for row in await conn.fetch(_newest(shape, fields, scope.owners is not None), values)]
 
 
@@ -80,7 +77,7 @@ async def holding(conn: Reading, shape: Shape, places: Sequence[int], terms: Seq
     if shape.sqlite:
         given = {"places": json.dumps(places), "first": min(places), "last": max(places)}
         for term in terms:
-            rows = await conn.fetch(_holding(shape), {**given, "wanted": _matching(term, None)})
+            rows = await conn.fetch(_holding(shape), {**given, **asked(shape, [term], None)})
             found[term] = [row.place for row in rows]
     else:
         for row in await conn.fetch(_holding(shape), {"places": places, "terms": terms}):
@@ -133,28 +130,14 @@ def _spelled(shape: Shape, times: Times | None) -> dict[str, Any]:
     return {name: time.isoformat(" ", "microseconds") if shape.sqlite else time for name, time in named.items()}
 
 
-def _matching(term: str, owners: Iterable[str] | None) -> str:
-    """What SQLite is asked for: the term, in a field that was indexed as one of these owners'."""
-    if owners is None:
-        return f'"{spelled(term)}"'
-    marks = " OR ".join(f'"{spelled(lexeme_of(owner))}"' for owner in owners)
-    return f'"{spelled(term)}" AND ({marks})'
-
-
 @lru_cache(STATEMENTS_KEPT)
 def _newest(shape: Shape, fields: frozenset[str], is_narrowed: bool) -> Select[Any]:
-    lexemes, place = shape.search.lexemes, shape.search.place
-    if shape.sqlite:
-        holds = [lexemes.c[lexemes.name].op("MATCH")(parameter("wanted", Text()))]
-    else:
-        holds = [lexemes.c.lexemes.op("@>")(parameter("wanted", ARRAY(Text)))]
-        if is_narrowed:
-            holds.append(lexemes.c.lexemes.op("&&")(parameter("owners", ARRAY(Text))))
+    place = shape.search.place
     # which fields not: PostgreSQL takes an equation for rarely true
     number = place.bitwise_and(literal_column(str(FIELDS_A_TURN - 1)))
     others = [number != literal_column(str(each)) for each, name in enumerate(FIELDS) if name not in fields]
     within = (place >= parameter("low", BigInteger()), place < parameter("below", BigInteger()))
-    found = select(place.label("place")).where(*holds, *others, *within)
+    found = select(place.label("place")).where(holds(shape, is_narrowed=is_narrowed), *others, *within)
     return found.order_by(place.desc()).limit(parameter("rows", Integer()))
 
 
@@ -163,11 +146,10 @@ def _holding(shape: Shape) -> Select[Any]:
     """Those of the places that hold the one term on SQLite; each with all its terms on PostgreSQL."""
     lexemes, place, given = shape.search.lexemes, shape.search.place, numbers(shape, "places")
     if shape.sqlite:
-        holds = lexemes.c[lexemes.name].op("MATCH")(parameter("wanted", Text()))
         between = place.between(parameter("first", BigInteger()), parameter("last", BigInteger()))
         # FTS5 would begin anew for each place that it is asked for itself
         is_given = (place + literal_column("0")).in_(select(given.c.value))
-        return select(place.label("place")).where(holds, between, is_given)
+        return select(place.label("place")).where(holds(shape, is_narrowed=False), between, is_given)
     # PostgreSQL makes no join of a look-up that gives several rows
     every = select(func.unnest(lexemes.c.lexemes).label("term")).where(place == given.c.value).lateral("every")
     is_wanted = every.c.term == any_(parameter("terms", ARRAY(Text)))
